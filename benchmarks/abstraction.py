@@ -61,7 +61,7 @@ def get_accelerator() -> Any:
 
 def bound_module() -> Any:
     """Return a model's layer norm whose op was bound to `no_op` by the op table."""
-    from lmcore.accelerator import OP_SPECS, OpImpl, OpTable
+    from lmcore.contract import OP_SPECS, OpImpl, OpTable
     from lmcore.families.layers.transformer import LayerNorm
     from lmcore.families.op_binding import OpBinding
     from lmcore.model.shape import ModelShape
@@ -180,7 +180,7 @@ def steps(turns: int) -> Figures:
 
 
 _DUMMY = """
-from lmcore.accelerator import OP_SPECS, OpImpl, PluginInfo, Probe, ProbeState
+from lmcore.contract import OP_SPECS, OpImpl, PluginInfo, Probe, ProbeState
 from lmcore.hookspecs import hookimpl
 
 @hookimpl

@@ -191,8 +191,8 @@ def contenders(call: Call, *, compiled: bool) -> dict[str, Function]:
     """Return the functions that do a call, by the names in `CONTENDERS`."""
     import torch
 
-    from lmcore.accelerator.op import reference
-    from lmcore.accelerator.op.records import load_target
+    from lmcore.contract.op import reference
+    from lmcore.contract.op.records import load_target
     from lmcore_triton.offers import op_impls
 
     targets = {impl.op: impl.load for impl in op_impls("")}
@@ -226,7 +226,7 @@ def step_of(function: Function, call: Call) -> Callable[[], list[Tensor]]:
 
 def problem_of(found: Sequence[Tensor], wanted: Sequence[Tensor], call: Call) -> str | None:
     """Return how far a contender's results are from the reference's, if too far."""
-    from lmcore.accelerator import OP_SPECS
+    from lmcore.contract import OP_SPECS
 
     if call.random:  # other numbers are drawn: only the share that is kept could be compared
         return None

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from lmcore.accelerator import Device, OpTable
+    from lmcore.contract import Device, OpTable
 
 
 @dataclass(frozen=True)
@@ -179,8 +179,8 @@ def contenders(
     table: OpTable, call: Call, device: Device, dtype: str
 ) -> dict[str, Callable[..., Tensor]]:
     """Return the reference and each kernel that supports the case; say why another does not."""
-    from lmcore.accelerator.op.context import op_context
-    from lmcore.accelerator.op.records import REFERENCE, load_target
+    from lmcore.contract.op.context import op_context
+    from lmcore.contract.op.records import REFERENCE, load_target
 
     spec = table.specs[call.op]
     reasons = dict(

@@ -52,8 +52,8 @@ def parameters(hidden: int, layers: int, vocabulary: int) -> dict[str, nn.Parame
 
 def create(name: str, named: dict[str, nn.Parameter], *, shampoo_every: int) -> Optimizer:
     """Return an optimizer of ours on the CPU's kernel, with Shampoo's roots so rarely."""
-    from lmcore.accelerator.op.records import load_target
     from lmcore.config.section.optimizer import OptimizerSection
+    from lmcore.contract.op.records import load_target
     from lmcore.optim.create import create_optimizer
     from lmcore_cpu.kernels import KERNELS
 

@@ -74,8 +74,8 @@ def save_model(
     directory: Path, shape: Sequence[int], tokenizer: Any, *, rows: int, positions: int
 ) -> None:
     """Write a run directory with random weights and a tokenizer."""
-    from lmcore.accelerator import OP_SPECS, OpTable
     from lmcore.checkpoint import save_checkpoint
+    from lmcore.contract import OP_SPECS, OpTable
     from lmcore.data.tokenizer.saved import save_tokenizer
     from lmcore.families.gpt.model import GPT
     from lmcore.families.op_binding import OpBinding

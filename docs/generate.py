@@ -21,10 +21,7 @@ from types import MappingProxyType
 from typing import Any
 from unittest import mock
 
-from lmcore import accelerator
-from lmcore.accelerator import API_VERSION
-from lmcore.accelerator.op.records import load_target
-from lmcore.accelerator.registry import CommandRegistry
+from lmcore import contract
 from lmcore.cli.commands import GROUPS, known_commands
 from lmcore.cli.main import main
 from lmcore.cli.plugin_commands import find_commands
@@ -38,6 +35,9 @@ from lmcore.config.options.help import shown_default
 from lmcore.config.plugin_section import PluginSections, summary_of
 from lmcore.config.preset import PRESET_OPTION, PRESETS
 from lmcore.config.section import SECTIONS, ModelSection, run_options
+from lmcore.contract import API_VERSION
+from lmcore.contract.op.records import load_target
+from lmcore.contract.registry import CommandRegistry
 from lmcore.conversion.state import ModelState, Progress
 from lmcore.families.protocol import TensorParallelPlan
 from lmcore.model.checkpoint_format import CheckpointFormat
@@ -56,7 +56,7 @@ CONTRACTS = "plugins/conformance/src/lmcore_conformance/contract/versions"
 _NOTE = "<!-- Made by `python docs/generate.py`; do not edit. -->"
 
 _ABOUT_RECORDS = """\
-What a plugin's hooks return and get: frozen dataclasses of `lmcore.accelerator`. A field without a
+What a plugin's hooks return and get: frozen dataclasses of `lmcore.contract`. A field without a
 default has to be given. Where a type is a function, the field takes a function with these arguments
 and this result: `available=lambda: None` for a policy that can be used everywhere. The hooks are on
 [their own page](hooks.md)."""
@@ -257,8 +257,8 @@ def commands_page() -> str:
 def records_page() -> str:
     """Return the fields of every record of the contract."""
     parts = ["# Records of the contract", _NOTE, _ABOUT_RECORDS]
-    for name in sorted(accelerator.__all__):
-        record = getattr(accelerator, name)
+    for name in sorted(contract.__all__):
+        record = getattr(contract, name)
         if isinstance(record, type) and dataclasses.is_dataclass(record):
             parts += _record(record)
     parts += ["## Model families and checkpoint formats", _ABOUT_FAMILIES]

@@ -1,15 +1,17 @@
 """Training of language models, and of any other model, with hardware support as plugins.
 
-Imports nothing, so that `lmcore --help` and the launcher start without torch: the names below are
-loaded when they are used.
+Imports next to nothing, so that `lmcore --help` and the launcher start without torch: the names
+below are loaded when they are used.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from lmcore import old_paths
+
 if TYPE_CHECKING:
-    from lmcore.errors import (
+    from lmcore.base.errors import (
         CheckpointError,
         ConfigError,
         DeviceError,
@@ -34,6 +36,8 @@ __all__ = [
     "start",
 ]
 
+old_paths.install()
+
 __version__ = "2026.11.0"
 
 _LIBRARY = {"Session": "lmcore.library.session", "start": "lmcore.library.start"}
@@ -47,14 +51,14 @@ def __getattr__(name: str) -> Any:
 
     if name in _LIBRARY:
         _import_torch()
-    value = getattr(importlib.import_module(_LIBRARY.get(name, "lmcore.errors")), name)
+    value = getattr(importlib.import_module(_LIBRARY.get(name, "lmcore.base.errors")), name)
     globals()[name] = value
     return value
 
 
 def _import_torch() -> None:
     """Import torch, or end the program with a message about the package that prevents it."""
-    from lmcore.errors import PluginError
+    from lmcore.base.errors import PluginError
     from lmcore.runtime.torch_import import import_torch
     from lmcore.runtime.user_line import install_excepthook
 

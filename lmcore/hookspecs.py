@@ -21,13 +21,14 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 if TYPE_CHECKING:
-    from lmcore.accelerator.communication import CommBackend
-    from lmcore.accelerator.device import Device
-    from lmcore.accelerator.op.records import OpImpl
-    from lmcore.accelerator.precision.policy import PrecisionPolicy
-    from lmcore.accelerator.probe import Check, PluginInfo, Probe, Problem
-    from lmcore.accelerator.recompute import RecomputePolicy
-    from lmcore.accelerator.registry import (
+    from lmcore.config.section import Config
+    from lmcore.contract.communication import CommBackend
+    from lmcore.contract.device import Device
+    from lmcore.contract.op.records import OpImpl
+    from lmcore.contract.precision.policy import PrecisionPolicy
+    from lmcore.contract.probe import Check, PluginInfo, Probe, Problem
+    from lmcore.contract.recompute import RecomputePolicy
+    from lmcore.contract.registry import (
         CommandRegistry,
         CorpusRegistry,
         EngineRegistry,
@@ -36,8 +37,7 @@ if TYPE_CHECKING:
         OptionRegistry,
         TokenizerRegistry,
     )
-    from lmcore.accelerator.transfer.staging import CheckpointStager
-    from lmcore.config.section import Config
+    from lmcore.contract.transfer.staging import CheckpointStager
 
 __all__ = ["PROJECT", "hookimpl", "hookspec"]
 

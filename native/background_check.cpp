@@ -1,6 +1,6 @@
 // Search of floating-point numbers for NaN and infinity by a thread that runs only while a processor is
 // idle: of the weights in a checkpoint that is saved while training continues.  The twin in Python is
-// torch.isfinite, in lmcore.idle_work.
+// torch.isfinite, in lmcore.base.idle_work.
 
 #ifdef __linux__
 

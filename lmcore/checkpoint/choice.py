@@ -6,10 +6,10 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+from lmcore.base.errors import CheckpointArgumentError, CheckpointError
 from lmcore.checkpoint.layout import Survey, survey
 from lmcore.checkpoint.manifest import Manifest
 from lmcore.config.checkpoint_step import BEST, checkpoint_step, steps_in_words
-from lmcore.errors import CheckpointArgumentError, CheckpointError
 
 __all__ = ["BEST_KEY", "best_of", "chosen_checkpoint"]
 

@@ -18,11 +18,11 @@ from typing import Any, NoReturn
 
 import torch
 
-from lmcore.accelerator.dtype import dtype_name
-from lmcore.bounded_file import read_bounded_file
+from lmcore.base.bounded_file import read_bounded_file
+from lmcore.base.errors import CheckpointError, counted
 from lmcore.checkpoint.chunks import ChunkBounds, is_inside, is_partition
 from lmcore.checkpoint.manifest import Manifest, TensorEntry
-from lmcore.errors import CheckpointError, counted
+from lmcore.contract.dtype import dtype_name
 
 __all__ = [
     "METADATA_MODULE",

@@ -15,16 +15,16 @@ from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
 
 import torch
 
-from lmcore.accelerator.dtype import dtype_name
-from lmcore.bounded_file import open_regular
+from lmcore.base.bounded_file import open_regular
+from lmcore.base.errors import CheckpointError
+from lmcore.base.threads import map_in_threads
 from lmcore.checkpoint.chunks import ChunkBounds, overlap
 from lmcore.checkpoint.dcp_metadata import StoredChunk, StoredObject
 from lmcore.checkpoint.manifest import TensorEntry
 from lmcore.checkpoint.strided_record import StridedRecord, strided_record
 from lmcore.checkpoint.zip_checksum import damaged_record
-from lmcore.errors import CheckpointError
+from lmcore.contract.dtype import dtype_name
 from lmcore.parallel.tensor_layout import TensorLayout, box
-from lmcore.threads import map_in_threads
 
 if TYPE_CHECKING:
     from torch import Tensor

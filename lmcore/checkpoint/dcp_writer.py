@@ -25,12 +25,12 @@ from typing import IO, NamedTuple, cast
 import torch
 from torch.serialization import get_crc32_options, set_crc32_options
 
-from lmcore.accelerator.dtype import dtype_name
+from lmcore.base.threads import map_in_threads
 from lmcore.checkpoint.files.synced_file import SyncedFile
 from lmcore.checkpoint.manifest import FileEntry, TensorEntry
 from lmcore.checkpoint.write_plan import num_bytes
+from lmcore.contract.dtype import dtype_name
 from lmcore.parallel.tensor_layout import Chunk, box
-from lmcore.threads import map_in_threads
 
 __all__ = [
     "ByteRange",

@@ -7,7 +7,7 @@ import errno
 import shutil
 from pathlib import Path
 
-from lmcore.errors import CheckpointError
+from lmcore.base.errors import CheckpointError
 
 __all__ = ["failed_save"]
 

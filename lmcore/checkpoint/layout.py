@@ -18,7 +18,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lmcore.bounded_file import read_bounded_file
+from lmcore.base.bounded_file import read_bounded_file
+from lmcore.base.durable import is_abandoned
+from lmcore.base.errors import CheckpointArgumentError, CheckpointError, nearest
 from lmcore.checkpoint.manifest import (
     CONVERT_IT,
     MANIFEST_NAME,
@@ -29,8 +31,6 @@ from lmcore.checkpoint.manifest import (
     read_manifest,
     shortened,
 )
-from lmcore.durable import is_abandoned
-from lmcore.errors import CheckpointArgumentError, CheckpointError, nearest
 
 __all__ = [
     "CHECKPOINTS_NAME",

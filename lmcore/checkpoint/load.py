@@ -8,12 +8,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from lmcore.accelerator.dtype import dtype_name
+from lmcore.base.errors import CheckpointError, suggestion
 from lmcore.checkpoint.files.synced_file import num_io_threads
 from lmcore.checkpoint.layout import size_problem
 from lmcore.checkpoint.manifest import Manifest, read_manifest
 from lmcore.checkpoint.verify import MAX_THREADS, all_problems, damaged, own_problems
-from lmcore.errors import CheckpointError, suggestion
+from lmcore.contract.dtype import dtype_name
 from lmcore.runtime.process.channel import Channel
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from lmcore.bounded_file import read_bounded_file
-from lmcore.errors import CheckpointArgumentError, CheckpointError
+from lmcore.base.bounded_file import read_bounded_file
+from lmcore.base.errors import CheckpointArgumentError, CheckpointError
 from lmcore.model.manifest import FileEntry, Manifest, ShapeValue, TensorEntry
 
 __all__ = [

@@ -17,6 +17,8 @@ from importlib import metadata as distribution
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lmcore.base.durable import hidden_path, publish_directory, sync_directory, write_atomically
+from lmcore.base.errors import CheckpointError, RunError
 from lmcore.checkpoint.choice import BEST_KEY, best_of
 from lmcore.checkpoint.failed_save import failed_save
 from lmcore.checkpoint.files.synced_file import num_io_threads, write_durably
@@ -40,8 +42,6 @@ from lmcore.checkpoint.manifest import (
     read_manifest,
 )
 from lmcore.checkpoint.write_plan import WritePlan, WritePlanner, num_bytes
-from lmcore.durable import hidden_path, publish_directory, sync_directory, write_atomically
-from lmcore.errors import CheckpointError, RunError
 from lmcore.runtime.process.channel import Channel
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
-from lmcore.crc32 import crc32
+from lmcore.base.crc32 import crc32
 
 __all__ = ["StridedRecord", "strided_record"]
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from lmcore.base.errors import CheckpointError
+from lmcore.base.threads import map_in_threads
 from lmcore.checkpoint.files.synced_file import file_checksum, num_io_threads
 from lmcore.checkpoint.layout import Survey, file_size_problem
 from lmcore.checkpoint.manifest import FileEntry, Manifest, read_manifest
-from lmcore.errors import CheckpointError
 from lmcore.runtime.process.channel import Channel
-from lmcore.threads import map_in_threads
 
 __all__ = [
     "MAX_THREADS",

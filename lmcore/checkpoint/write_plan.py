@@ -12,9 +12,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lmcore.accelerator.dtype import dtype_name
 from lmcore.checkpoint.chunks import ChunkBounds, is_partition
 from lmcore.checkpoint.manifest import TensorEntry
+from lmcore.contract.dtype import dtype_name
 from lmcore.runtime.process.channel import Channel
 
 if TYPE_CHECKING:

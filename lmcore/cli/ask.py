@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 
+from lmcore.base.errors import ConfigError, RunError
 from lmcore.cli.text.conversation import BANNER, PROMPT, end_note, take_message
 from lmcore.cli.text.dialogue import LINES_BANNER, Dialogue
 from lmcore.cli.text.sample_output import standard_output
 from lmcore.config.option import REQUIRED, option
 from lmcore.config.options.command_line import parse_with_plugins
-from lmcore.errors import ConfigError, RunError
 from lmcore.generation.options import MAX_SEED
 from lmcore.generation.sampling.options import MAX_TEMPERATURE, MAX_TOP_K
 from lmcore.serving.client import Client, ClientError

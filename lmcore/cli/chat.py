@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from lmcore.base.errors import ConfigError, counted
 from lmcore.cli.text.conversation import BANNER, PROMPT, end_note, take_message
 from lmcore.cli.text.dialogue import LINES_BANNER, Dialogue
 from lmcore.cli.text.sample_output import standard_output
-from lmcore.errors import ConfigError, counted
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from lmcore.base.errors import ConfigError, DeviceError, LmcoreError, printable
 from lmcore.cli.commands import known_commands
 from lmcore.cli.group import run_group
 from lmcore.cli.selection import find_plugins
@@ -23,7 +24,6 @@ from lmcore.config.options.help import render_run_help
 from lmcore.config.rules.needs import note_without_effect
 from lmcore.config.settings import LoadedConfig, Provenance, UnreadSettingError, readable
 from lmcore.config.validate import problems_of, settled
-from lmcore.errors import ConfigError, DeviceError, LmcoreError, printable
 from lmcore.plugin import REQUEST, select
 from lmcore.plugin.registrations import plugin_sections
 from lmcore.plugin.selection import UnknownDeviceError

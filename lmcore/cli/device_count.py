@@ -11,7 +11,7 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
-from lmcore.errors import DeviceError
+from lmcore.base.errors import DeviceError
 from lmcore.plugin import HANDED_DOWN, Selection, create_device, discover, launch_env
 from lmcore.plugin.isolation.subprocess_call import call_isolated
 

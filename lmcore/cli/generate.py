@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from lmcore.base.errors import ConfigError, LmcoreError, RunError, printable
 from lmcore.cli.generate_flags import GenerateSection, check_flags
 from lmcore.cli.loading import (
     ProcessPlan,
@@ -32,7 +33,6 @@ from lmcore.cli.text.sample_output import (
 from lmcore.config.foreign.generate import GivenModel, generate_flags
 from lmcore.config.option import options_of
 from lmcore.config.options.command_line import parse_with_plugins, wants_help
-from lmcore.errors import ConfigError, LmcoreError, RunError, printable
 from lmcore.generation.sampling.options import (
     SamplingOptions,
 )
@@ -182,7 +182,7 @@ def _memory_explained(section: GenerateSection) -> Iterator[None]:
         raise
     except (RuntimeError, MemoryError) as error:
         # Imported late: the environment must be set before torch is imported.
-        from lmcore.accelerator.device_errors import first_line
+        from lmcore.contract.device_errors import first_line
         from lmcore.train.diagnose.out_of_memory import memory_error_in
 
         cause = memory_error_in(error)

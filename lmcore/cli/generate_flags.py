@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lmcore.base.errors import ConfigError
 from lmcore.cli.loading import LoadingSection
 from lmcore.config.option import REQUIRED, option, options_of
-from lmcore.errors import ConfigError
 from lmcore.generation.options import (
     MAX_BEAM_WIDTH,
     MAX_LENGTH_PENALTY,

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lmcore import log
+from lmcore.base import log
+from lmcore.base.errors import ConfigError, counted
 from lmcore.cli.device_count import default_process_count
 from lmcore.cli.processes import import_torch, leave, start_processes
 from lmcore.config.derived.layout import ParallelLayout
@@ -20,7 +21,6 @@ from lmcore.config.option import option
 from lmcore.config.section.accelerator import MAX_THREADS, plugin_off_option
 from lmcore.config.section.tokenizer import TokenizerSection
 from lmcore.config.tokenizer import TokenizerSettings
-from lmcore.errors import ConfigError, counted
 from lmcore.generation.options import QUANTIZATIONS, precision_of
 from lmcore.runtime.device_choice import prepare_environment, select_device
 

@@ -22,7 +22,7 @@ from lmcore.cli.streams import (
 )
 
 if TYPE_CHECKING:
-    from lmcore.errors import LmcoreError
+    from lmcore.base.errors import LmcoreError
 
 __all__ = ["main"]
 
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _notes(error: BaseException) -> str:
     """Return the notes of an error that is shown without its traceback, after a blank line each."""
-    from lmcore.errors import printable
+    from lmcore.base.errors import printable
 
     return printable("".join(f"\n{note}\n" for note in getattr(error, "__notes__", ())))
 
@@ -83,13 +83,13 @@ def _is_launched() -> bool:
 def _path_error(error: Exception) -> LmcoreError | None:
     """Return the message for a path that the system refuses, unlike a bug; else None."""
     if isinstance(error, RecursionError) and _is_of_pathlib(error):  # it recurses to make parents
-        from lmcore.errors import LmcoreError
+        from lmcore.base.errors import LmcoreError
 
         return LmcoreError("a path has too many directories within each other")
     refused = {errno.EACCES, errno.ENAMETOOLONG, errno.ELOOP}
     if not isinstance(error, OSError) or error.errno not in refused or error.filename is None:
         return None
-    from lmcore.errors import LmcoreError
+    from lmcore.base.errors import LmcoreError
 
     shown = os.fsdecode(error.filename) if not isinstance(error.filename, int) else error.filename
     hint = "check the path and its permissions"
@@ -121,7 +121,7 @@ def _start(arguments: list[str]) -> int:
     if arguments[0] in {"-V", "--version"}:
         print(_version())
         return 0
-    from lmcore.errors import HostMemoryError, LmcoreError
+    from lmcore.base.errors import HostMemoryError, LmcoreError
 
     try:
         return _run(arguments[0], arguments[1:])
@@ -139,7 +139,7 @@ def _start(arguments: list[str]) -> int:
 
 def _exit_status(exit_: SystemExit) -> int:
     """Return the exit status of a `SystemExit`; a code that is no number is a message."""
-    from lmcore.signals import TerminatedError, end_word
+    from lmcore.base.signals import TerminatedError, end_word
 
     code = exit_.code
     if isinstance(exit_.__context__, BrokenPipeError):  # rich's console ends with status 1
@@ -148,19 +148,19 @@ def _exit_status(exit_: SystemExit) -> int:
         sys.stderr.write(f"{end_word(exit_.number)}\n{_notes(exit_)}")
     if code is None or isinstance(code, int):
         return code or 0
-    from lmcore.errors import printable
+    from lmcore.base.errors import printable
 
     sys.stderr.write(f"{printable(str(code))}\n")
     return 1
 
 
 def _run(name: str, arguments: list[str]) -> int:
-    from lmcore import log
+    from lmcore.base import log
     from lmcore.cli.commands import known_commands
 
     log.configure()
     if name.startswith("-"):
-        from lmcore.errors import ConfigError
+        from lmcore.base.errors import ConfigError
 
         hint = "`lmcore --help` lists the commands"
         raise ConfigError(f"unknown flag `{name}` before a command", hint=hint)
@@ -184,7 +184,7 @@ def _require_directory() -> None:
     try:
         os.getcwd()  # noqa: PTH109  # pathlib is not needed otherwise
     except FileNotFoundError as error:
-        from lmcore.errors import ConfigError
+        from lmcore.base.errors import ConfigError
 
         raise ConfigError(
             "the current directory does not exist any more",
@@ -194,7 +194,7 @@ def _require_directory() -> None:
 
 
 def _help() -> str:
-    from lmcore import log
+    from lmcore.base import log
     from lmcore.cli.plugin_commands import commands_for_help, help_groups
     from lmcore.config.options.help import fitted
 

@@ -11,30 +11,30 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from lmcore.accelerator.dtype import parse_dtype
-from lmcore.accelerator.op.context import OpAttributes, attribute_options, op_context
-from lmcore.accelerator.op.explain import explanation, kernel_rows
-from lmcore.accelerator.op.records import (
+from lmcore.base.errors import ConfigError, LmcoreError, counted, suggestion
+from lmcore.cli.group import run_group
+from lmcore.cli.text.terminal import output_width, wrapped
+from lmcore.config.option import REQUIRED, option
+from lmcore.config.options.command_line import parse_section
+from lmcore.config.section.accelerator import plugin_off_option
+from lmcore.contract.dtype import parse_dtype
+from lmcore.contract.op.context import OpAttributes, attribute_options, op_context
+from lmcore.contract.op.explain import explanation, kernel_rows
+from lmcore.contract.op.records import (
     OpImpl,
     OpSpec,
     Resolution,
     missing_packages,
     parse_preferences,
 )
-from lmcore.accelerator.op.spec import OP_SPECS
-from lmcore.cli.group import run_group
-from lmcore.cli.text.terminal import output_width, wrapped
-from lmcore.config.option import REQUIRED, option
-from lmcore.config.options.command_line import parse_section
-from lmcore.config.section.accelerator import plugin_off_option
-from lmcore.errors import ConfigError, LmcoreError, counted, suggestion
+from lmcore.contract.op.spec import OP_SPECS
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from lmcore.accelerator.device import Device
-    from lmcore.accelerator.op.table import OpTable
-    from lmcore.accelerator.precision.policy import PrecisionPolicy
+    from lmcore.contract.device import Device
+    from lmcore.contract.op.table import OpTable
+    from lmcore.contract.precision.policy import PrecisionPolicy
 
 __all__ = ["ExplainSection", "ListSection", "explain", "list_ops", "run"]
 

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Iterable, Mapping
 from itertools import groupby
 
+from lmcore.base.errors import ConfigError, LmcoreError, suggestion
 from lmcore.cli.commands import COMMANDS, GROUPS, known_commands, known_inner, own_names
-from lmcore.errors import ConfigError, LmcoreError, suggestion
 from lmcore.model.command import Command
 from lmcore.plugin.discovery import discover
 from lmcore.plugin.record import PluginSet

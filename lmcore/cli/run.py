@@ -13,16 +13,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lmcore import log
+from lmcore.base import log
+from lmcore.base.errors import ConfigError
+from lmcore.base.signals import clean_termination
 from lmcore.cli.commands import known_commands
 from lmcore.cli.device_count import default_process_count
 from lmcore.cli.selection import find_plugins
 from lmcore.config.foreign.torchrun import torchrun_flags
 from lmcore.config.option import option, options_of
 from lmcore.config.options.command_line import parse_section, render_help, wants_help
-from lmcore.errors import ConfigError
 from lmcore.runtime.device_choice import prepare_environment, select_device
-from lmcore.signals import clean_termination
 
 if TYPE_CHECKING:
     from lmcore.plugin import Selection

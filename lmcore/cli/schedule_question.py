@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from lmcore.errors import CheckpointError, printable
+from lmcore.base.errors import CheckpointError, printable
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan

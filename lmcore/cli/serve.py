@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from lmcore.base.errors import ConfigError, MissingPackageError, counted
 from lmcore.cli.loading import (
     LoadingSection,
     ProcessPlan,
@@ -24,7 +25,6 @@ from lmcore.cli.selection import find_plugins
 from lmcore.config.foreign.generate import GivenModel, serve_flags
 from lmcore.config.option import option, options_of
 from lmcore.config.options.command_line import parse_with_plugins, wants_help
-from lmcore.errors import ConfigError, MissingPackageError, counted
 from lmcore.model.family import family_of
 from lmcore.plugin.registrations import plugin_sections
 from lmcore.serving.key_file import read_keys

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from lmcore.errors import LmcoreError
+    from lmcore.base.errors import LmcoreError
 
 __all__ = [
     "discard_unread",
@@ -164,7 +164,7 @@ def stdout_error(error: Exception) -> LmcoreError | None:
         return None
     except OSError as again:
         if again.errno == error.errno:
-            from lmcore.errors import LmcoreError
+            from lmcore.base.errors import LmcoreError
 
             _move_to_null(sys.stdout.fileno())  # else the interpreter fails again at its exit
             return LmcoreError(f"cannot write to standard output: {error.strerror}")

@@ -10,7 +10,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmcore import log
+from lmcore.base import log
+from lmcore.base.errors import ConfigError, DeviceError, LmcoreError, RunError, counted, printable
+from lmcore.base.signals import clean_termination
 from lmcore.cli.commands import known_commands
 from lmcore.cli.device_count import default_process_count
 from lmcore.cli.processes import import_torch, leave, start_processes
@@ -22,11 +24,9 @@ from lmcore.config.derived.data_source import RunSources
 from lmcore.config.options.command_line import wants_help
 from lmcore.config.options.help import render_run_help
 from lmcore.config.settings import UnreadSettingError, readable
-from lmcore.errors import ConfigError, DeviceError, LmcoreError, RunError, counted, printable
 from lmcore.model.family import fills_masks
 from lmcore.plugin.registrations import plugin_sections
 from lmcore.runtime.device_choice import prepare_environment, select_device
-from lmcore.signals import clean_termination
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from lmcore.errors import ConfigError, counted
+from lmcore.base.errors import ConfigError, counted
 
 __all__ = ["BEST", "checkpoint_step", "steps_in_words"]
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lmcore.base.errors import ConfigError, nearest
 from lmcore.config.option import INPUT_PATH, Option, flag_of
 from lmcore.config.settings import Provenance
-from lmcore.errors import ConfigError, nearest
 
 __all__ = ["CONTINUE_OPTION", "SETTINGS_NAME", "ContinuedRun", "continue_command", "is_continued"]
 

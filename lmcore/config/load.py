@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lmcore.base.errors import ConfigError, LmcoreError
 from lmcore.config.continued import CONTINUE_OPTION, ContinuedRun
 from lmcore.config.engine import settle_engine
 from lmcore.config.file.saved_settings import SavedSettings
@@ -41,7 +42,6 @@ from lmcore.config.settings import LoadedConfig, Provenance
 from lmcore.config.settings_file import SettingsFile
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.config.validate import problems_of
-from lmcore.errors import ConfigError, LmcoreError
 from lmcore.model.training_engine import engine_named
 
 __all__ = ["EXCLUSIVE", "load_config"]

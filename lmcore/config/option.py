@@ -16,8 +16,8 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lmcore.base.errors import ConfigError, suggestion
 from lmcore.config.need import Need
-from lmcore.errors import ConfigError, suggestion
 
 __all__ = [
     "CHECKED",

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NoReturn
 
+from lmcore.base.errors import ConfigError
 from lmcore.config.option import Option, options_of
-from lmcore.errors import ConfigError
 
 __all__ = [
     "NO_PLUGINS",

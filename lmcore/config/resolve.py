@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+from lmcore.base.errors import ConfigError
 from lmcore.config.derived.batch_size import BatchSizes
 from lmcore.config.derived.data_source import RunSources, TaskData
 from lmcore.config.derived.model_math import ffn_hidden_size, model_shape, num_query_groups
@@ -21,7 +22,6 @@ from lmcore.config.section.model import ModelSection
 from lmcore.config.settings import LoadedConfig, Provenance
 from lmcore.config.tokenizer import TokenizerIdentity
 from lmcore.config.validate import ValidConfig
-from lmcore.errors import ConfigError
 from lmcore.model.family import family_of
 from lmcore.model.parameters import parameter_count
 from lmcore.model.vocabulary import pad_vocab_size, vocabulary_multiple

@@ -10,11 +10,11 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from lmcore.base.errors import LmcoreError
 from lmcore.config.derived.data_source import RunSources, read_sources
 from lmcore.config.option import Option, flag_of
 from lmcore.config.plugin_section import NO_PLUGINS, PluginSections
 from lmcore.config.section import Config, run_options
-from lmcore.errors import LmcoreError
 
 __all__ = ["LoadedConfig", "Provenance", "UnreadSettingError", "readable"]
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lmcore.base.errors import ConfigError, LmcoreError, nearest, suggestion
 from lmcore.config.file.paths import follow_moved_paths, map_paths, path_exists
 from lmcore.config.file.run_file import RunFile, damage
 from lmcore.config.file.yaml_file import Entry, read_file
@@ -16,7 +17,6 @@ from lmcore.config.plugin_section import PluginSections, section_name
 from lmcore.config.preset import PRESET_OPTION
 from lmcore.config.section import run_options
 from lmcore.config.settings import Provenance
-from lmcore.errors import ConfigError, LmcoreError, nearest, suggestion
 
 __all__ = ["SettingsFile"]
 

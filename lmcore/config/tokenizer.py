@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
 
+from lmcore.base.errors import ConfigError
 from lmcore.config.option import flag_of
-from lmcore.errors import ConfigError
 
 __all__ = [
     "BUILT_IN_TYPES",
@@ -138,7 +138,7 @@ class TokenizerSettings:
 
 
 class _Tokenizer(Protocol):
-    """The part of `lmcore.accelerator.Tokenizer` that an identity records."""
+    """The part of `lmcore.contract.Tokenizer` that an identity records."""
 
     vocab_size: int
     eod: int | None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lmcore.base.errors import ConfigError, LmcoreError
 from lmcore.config.derived.layout import ParallelLayout
 from lmcore.config.rules import Problems, Rule
 from lmcore.config.rules.checkpoint import CHECKPOINT_RULES
@@ -30,7 +31,6 @@ from lmcore.config.rules.training import (
     with_micro_batch,
 )
 from lmcore.config.settings import LoadedConfig, readable
-from lmcore.errors import ConfigError, LmcoreError
 
 __all__ = ["RULES", "ValidConfig", "problems_of", "settled", "validate"]
 

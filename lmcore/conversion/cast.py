@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lmcore.accelerator.dtype import dtype_name
-from lmcore.errors import CheckpointError
+from lmcore.base.errors import CheckpointError
+from lmcore.contract.dtype import dtype_name
 
 __all__ = ["FLOAT_DTYPES", "cast"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from lmcore.base.errors import CheckpointArgumentError, ConfigError
 from lmcore.config.checkpoint_step import BEST, checkpoint_step, steps_in_words
 from lmcore.conversion.formats import incomplete
-from lmcore.errors import CheckpointArgumentError, ConfigError
 from lmcore.model.checkpoint_format import CheckpointFormat, formats
 
 __all__ = ["foreign_checkpoint"]

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lmcore.conversion.state import WEIGHT
-from lmcore.errors import (
+from lmcore.base.errors import (
     CheckpointArgumentError,
     CheckpointError,
     LmcoreError,
     PluginError,
     counted,
 )
+from lmcore.conversion.state import WEIGHT
 from lmcore.model.checkpoint_format import (
     CheckpointFormat,
     format_of,

@@ -18,9 +18,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lmcore.accelerator import OP_SPECS, OpTable
+from lmcore.base.errors import CheckpointError, host_memory, several
+from lmcore.contract import OP_SPECS, OpTable
 from lmcore.conversion.state import ModelState
-from lmcore.errors import CheckpointError, host_memory, several
 from lmcore.families.build import create_model
 from lmcore.families.op_binding import OpBinding
 from lmcore.families.protocol import Model

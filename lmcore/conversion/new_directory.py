@@ -9,8 +9,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from lmcore.durable import atomic_directory
-from lmcore.errors import CheckpointArgumentError, CheckpointError
+from lmcore.base.durable import atomic_directory
+from lmcore.base.errors import CheckpointArgumentError, CheckpointError
 
 __all__ = ["new_directory", "require_absent"]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from lmcore.base.errors import CheckpointError, ConfigError
 from lmcore.config.section import run_options
-from lmcore.errors import CheckpointError, ConfigError
 from lmcore.model.family import parameter_shapes
 from lmcore.model.shape import ModelShape
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from lmcore.base.errors import CheckpointError, several
 from lmcore.conversion.state import require_no_problems
-from lmcore.errors import CheckpointError, several
 from lmcore.families.layers.rotary import rotation_speeds
 from lmcore.model.shape import ModelShape
 

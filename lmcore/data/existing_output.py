@@ -9,8 +9,8 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from lmcore.base.errors import ConfigError, counted
 from lmcore.data.indexed.metadata import metadata_path, read_metadata
-from lmcore.errors import ConfigError, counted
 
 __all__ = ["dataset_paths", "require_replaceable", "require_unused"]
 

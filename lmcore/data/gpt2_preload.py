@@ -10,9 +10,9 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-from lmcore.bounded_file import read_bounded_file
+from lmcore.base.bounded_file import read_bounded_file
+from lmcore.base.threads import start_optional
 from lmcore.data.native import builders
-from lmcore.threads import start_optional
 
 __all__ = ["END", "MAX_BYTES", "BpeContents", "BpePreload"]
 

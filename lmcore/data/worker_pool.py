@@ -15,8 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from lmcore.child_process import exit_after
-from lmcore.errors import ConfigError, RunError
+from lmcore.base.child_process import exit_after
+from lmcore.base.errors import ConfigError, RunError
 
 __all__ = ["BatchWork", "work_ordered"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from lmcore.errors import PluginError, suggestion
+from lmcore.base.errors import PluginError, suggestion
 from lmcore.families.op_binding import OpBinding
 from lmcore.families.products import apply_precision
 from lmcore.families.recompute import KEEP_ALL, Recompute, recompute_of
@@ -13,7 +13,7 @@ from lmcore.model.family import family_of
 if TYPE_CHECKING:
     import torch
 
-    from lmcore.accelerator import Device
+    from lmcore.contract import Device
     from lmcore.families.protocol import Model
     from lmcore.model.shape import ModelPart, ModelShape
     from lmcore.runtime.runtime import Runtime

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lmcore.accelerator.op.context import op_context
+from lmcore.contract.op.context import op_context
 
 if TYPE_CHECKING:
-    from lmcore.accelerator.op.table import OpTable
+    from lmcore.contract.op.table import OpTable
 
 __all__ = ["OpBinding"]
 

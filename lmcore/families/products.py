@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from lmcore.accelerator.op import reference
-from lmcore.accelerator.precision.check import (
+from lmcore.contract.op import reference
+from lmcore.contract.precision.check import (
     check_products,
     module_kind,
     projection_kinds,
     without_gradients,
 )
-from lmcore.accelerator.precision.products import (
+from lmcore.contract.precision.products import (
     HEAD,
     ModelProducts,
     ProductCounter,

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from lmcore.errors import RunError
+from lmcore.base.errors import RunError
 from lmcore.families.recompute import KEEP_ALL, Recompute
 from lmcore.model.family import family_of, parameters_of
 from lmcore.model.parameters import stored, tied
 from lmcore.model.shape import ModelPart
 
 if TYPE_CHECKING:
-    from lmcore.accelerator.precision.products import ModelProducts
+    from lmcore.contract.precision.products import ModelProducts
     from lmcore.families.layers.cache import SlotCache
     from lmcore.families.layers.head import HeadLoss
     from lmcore.families.layers.projection import Embedding

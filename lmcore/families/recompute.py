@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from lmcore.accelerator.recompute import Placement, remembering
+from lmcore.contract.recompute import Placement, remembering
 
 if TYPE_CHECKING:
     from lmcore.runtime.runtime import Runtime

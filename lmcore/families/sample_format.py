@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from lmcore.base.errors import ConfigError
 from lmcore.data.blend.sources import SampleBuilder
 from lmcore.data.loading.batch import Collation
-from lmcore.errors import ConfigError
 from lmcore.model.family import family_of
 
 if TYPE_CHECKING:

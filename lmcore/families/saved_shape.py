@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from lmcore.base.errors import CheckpointError
 from lmcore.config.section import run_options
-from lmcore.errors import CheckpointError
 from lmcore.model.family import named_family
 from lmcore.model.shape import ModelShape
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from lmcore.errors import ConfigError, counted
+from lmcore.base.errors import ConfigError, counted
 from lmcore.generation.engine import Engine
 from lmcore.generation.next_token import extend
 from lmcore.generation.request import Continuation, Request

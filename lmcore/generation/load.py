@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from lmcore.base.errors import CheckpointError
 from lmcore.checkpoint import Manifest, load_checkpoint, num_bytes
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.conversion.loading.tokenizer import NO_CHOICE, no_tokenizer, tokenizer_of
@@ -24,7 +25,6 @@ from lmcore.conversion.native.manifest import WEIGHT_PREFIX, require_weights
 from lmcore.conversion.native.read import LmcoreState
 from lmcore.conversion.state import notes_beside
 from lmcore.data.tokenizer import Tokenizer, TokenizerFactory
-from lmcore.errors import CheckpointError
 from lmcore.families.build import create_model, op_binding
 from lmcore.families.protocol import CausalLM, MaskedLM, Model
 from lmcore.families.saved_shape import read_shape

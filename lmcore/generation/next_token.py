@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lmcore.errors import RunError
+from lmcore.base.errors import RunError
 from lmcore.generation.request import Continuation, TokenProbability
 from lmcore.generation.sampling.logits import apply_penalties, sample
 

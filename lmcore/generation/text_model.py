@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from lmcore.accelerator.device import Device
+    from lmcore.contract.device import Device
     from lmcore.model.shape import ModelShape
 
 __all__ = [

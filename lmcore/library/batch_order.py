@@ -22,8 +22,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from lmcore.errors import ConfigError, RunError
-from lmcore.threads import periodically
+from lmcore.base.errors import ConfigError, RunError
+from lmcore.base.threads import periodically
 
 if TYPE_CHECKING:
     from lmcore.runtime.launch.rank import RankInfo

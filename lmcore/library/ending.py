@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from lmcore.errors import RunError, counted
+from lmcore.base.errors import RunError, counted
 from lmcore.runtime.launch.rank import named_ranks
 from lmcore.runtime.process.collective_trace import count_operations, hanging_collectives
 from lmcore.runtime.process.rendezvous import end_key

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 from weakref import ReferenceType, ref
 
-from lmcore.errors import ConfigError
+from lmcore.base.errors import ConfigError
 from lmcore.library.batch_order import EPOCH_END, Share
 
 __all__ = ["Epoch", "RecentEpochs"]

@@ -11,8 +11,8 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from lmcore.accelerator.dtype import dtype_name
-from lmcore.errors import ConfigError, RunError
+from lmcore.base.errors import ConfigError, RunError
+from lmcore.contract.dtype import dtype_name
 from lmcore.parallel.collectives import gather_into
 
 if TYPE_CHECKING:

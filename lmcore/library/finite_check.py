@@ -6,14 +6,14 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from lmcore.accelerator.transfer.async_scalars import ScalarCopier, supports_async_scalars
-from lmcore.errors import RunError
+from lmcore.base.errors import RunError
+from lmcore.contract.transfer.async_scalars import ScalarCopier, supports_async_scalars
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from lmcore.accelerator.device import Device
-    from lmcore.accelerator.transfer.async_scalars import AsyncScalars
+    from lmcore.contract.device import Device
+    from lmcore.contract.transfer.async_scalars import AsyncScalars
 
 __all__ = ["FiniteCheck"]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from lmcore.runtime.user_line import caller_line
 
 if TYPE_CHECKING:
-    from lmcore.accelerator.precision.policy import PrecisionPolicy
+    from lmcore.contract.precision.policy import PrecisionPolicy
 
 __all__ = ["ForwardPrecision"]
 

@@ -23,9 +23,9 @@ from torch.utils.data import (
     IterableDataset,
 )
 
+from lmcore.base.errors import ConfigError, counted
 from lmcore.data.loading.device_prefetch import BatchCopier, CopiedAhead, copies_ahead
 from lmcore.data.loading.nested import map_tensors, to_device
-from lmcore.errors import ConfigError, counted
 from lmcore.library.batch_order import (
     RankOrder,
     Share,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lmcore.errors import ConfigError
+from lmcore.base.errors import ConfigError
 from lmcore.library.exchange import all_reduce
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lmcore.accelerator.op.context import OpAttributes, attribute_options, op_context
-from lmcore.accelerator.op.explain import explanation
-from lmcore.accelerator.op.records import OpContext, OpSpec, Resolution, load_target
-from lmcore.errors import ConfigError, nearest, suggestion
+from lmcore.base.errors import ConfigError, nearest, suggestion
+from lmcore.contract.op.context import OpAttributes, attribute_options, op_context
+from lmcore.contract.op.explain import explanation
+from lmcore.contract.op.records import OpContext, OpSpec, Resolution, load_target
 from lmcore.library.op_cases import (
     case_attributes,
     case_dtype,
@@ -37,7 +37,7 @@ _MOST_SHAPES = 4096
 class OpCalls:
     """The kernels of a session's device, each op a function with its reference's arguments.
 
-    `lmcore.accelerator.op.reference` documents the functions.  Each runs the kernel that the device
+    `lmcore.contract.op.reference` documents the functions.  Each runs the kernel that the device
     has for the shapes and dtypes of its arguments; under autocast `linear` and
     `linear_cross_entropy` run the kernel for its dtype.
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmcore.accelerator.dtype import dtype_name
-from lmcore.errors import LmcoreError, counted
+from lmcore.base.errors import LmcoreError, counted
+from lmcore.contract.dtype import dtype_name
 
 __all__ = ["case_attributes", "case_dtype", "check_arguments", "signature_key"]
 

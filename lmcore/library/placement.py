@@ -12,17 +12,17 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
-from lmcore.accelerator.dtype import dtype_name
-from lmcore.accelerator.precision.check import without_gradients
+from lmcore.base.errors import ConfigError, DeviceError
 from lmcore.config.derived.layout import ParallelLayout
-from lmcore.errors import ConfigError, DeviceError
+from lmcore.contract.dtype import dtype_name
+from lmcore.contract.precision.check import without_gradients
 from lmcore.library.exchange import check_same
 from lmcore.parallel.collectives import broadcast_coalesced
 from lmcore.parallel.mesh import ParallelMesh
 from lmcore.parallel.tensor_layout import local_part
 
 if TYPE_CHECKING:
-    from lmcore.accelerator import PrecisionPolicy
+    from lmcore.contract import PrecisionPolicy
     from lmcore.parallel.data_parallel import Replica
     from lmcore.runtime.runtime import Runtime
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from lmcore.accelerator.recompute import remembering
-from lmcore.errors import ConfigError
+from lmcore.base.errors import ConfigError
+from lmcore.contract.recompute import remembering
 from lmcore.plugin import choose_recompute, recompute_policies
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lmcore.errors import RunError
+from lmcore.base.errors import RunError
 from lmcore.parallel.mesh import ReplicaClass
 from lmcore.parallel.replica_comparison import ReplicaComparison
 from lmcore.runtime.launch.rank import named_ranks

@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lmcore.accelerator.transfer.staging import stage_tensors
+from lmcore.base.errors import (
+    CheckpointArgumentError,
+    ConfigError,
+    LmcoreError,
+    counted,
+    suggestion,
+)
 from lmcore.checkpoint import (
     WritePlanner,
     load_checkpoint,
@@ -26,13 +32,7 @@ from lmcore.checkpoint import (
     save_checkpoint,
     survey,
 )
-from lmcore.errors import (
-    CheckpointArgumentError,
-    ConfigError,
-    LmcoreError,
-    counted,
-    suggestion,
-)
+from lmcore.contract.transfer.staging import stage_tensors
 from lmcore.library.exchange import check_same
 from lmcore.library.saved_replicas import SavedReplicas
 from lmcore.library.saved_tensors import SavedTensors, plain_name

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lmcore.accelerator.dtype import dtype_name
-from lmcore.errors import ConfigError
+from lmcore.base.errors import ConfigError
+from lmcore.contract.dtype import dtype_name
 from lmcore.parallel.tensor_layout import TensorLayout, local_part
 
 if TYPE_CHECKING:

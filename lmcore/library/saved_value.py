@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lmcore.errors import ConfigError
+from lmcore.base.errors import ConfigError
 
 __all__ = ["decode", "encode", "has_tensors", "is_value"]
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast, overload
 
 import torch
 
-from lmcore.errors import ConfigError, LmcoreError
+from lmcore.base.errors import ConfigError, LmcoreError
 from lmcore.library import exchange
 from lmcore.library.epoch import RecentEpochs
 from lmcore.library.loader import ShardedLoader, shard_loader
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-    from lmcore.accelerator import Compilations, RngTracker
     from lmcore.config.section import Config
+    from lmcore.contract import Compilations, RngTracker
     from lmcore.library.module_kernels import KernelReport
     from lmcore.library.op_calls import OpCalls
     from lmcore.library.saved_state import SavedStates

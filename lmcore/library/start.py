@@ -11,10 +11,10 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from lmcore import log
+from lmcore.base import log
+from lmcore.base.errors import ConfigError, RunError, suggestion
 from lmcore.config.option import Option
 from lmcore.config.section import Config, config_of, run_options, section_options
-from lmcore.errors import ConfigError, RunError, suggestion
 from lmcore.library.session import Session
 from lmcore.plugin import discover
 from lmcore.plugin.record import CPU

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from lmcore.errors import ConfigError, RunError
+from lmcore.base.errors import ConfigError, RunError
 from lmcore.library.finite_check import FiniteCheck
 from lmcore.library.forward_precision import ForwardPrecision
 from lmcore.library.loss_weights import LossWeights

@@ -15,7 +15,7 @@ from typing import Any
 from torch.utils import data
 from torch.utils.data import DataLoader, IterableDataset
 
-from lmcore.errors import RunError
+from lmcore.base.errors import RunError
 
 __all__ = ["shared_by_workers"]
 

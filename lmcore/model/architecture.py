@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lmcore.errors import CheckpointError
+from lmcore.base.errors import CheckpointError
 from lmcore.model.family import families, family_of
 from lmcore.model.shape import ModelShape
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lmcore.errors import (
+from lmcore.base.errors import (
     CheckpointArgumentError,
     CheckpointError,
     ConfigError,

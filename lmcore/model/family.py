@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-from lmcore.errors import ConfigError, PluginError, suggestion
+from lmcore.base.errors import ConfigError, PluginError, suggestion
 from lmcore.model.parameters import Parameter, stored
 from lmcore.model.shape import ModelShape
 

@@ -10,7 +10,7 @@ import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 
-from lmcore.errors import CheckpointArgumentError, MissingPackageError
+from lmcore.base.errors import CheckpointArgumentError, MissingPackageError
 
 __all__ = ["KNOWN_PLUGINS", "KnownPlugin"]
 

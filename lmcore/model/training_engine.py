@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from lmcore.errors import LmcoreError, PluginError
+from lmcore.base.errors import LmcoreError, PluginError
 from lmcore.model.known_plugins import KNOWN_PLUGINS, KnownPlugin
 
 __all__ = ["NATIVE", "Lack", "TrainingEngine", "absent_plugins", "engine_named", "engines"]

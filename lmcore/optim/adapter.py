@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lmcore.errors import ConfigError
+from lmcore.base.errors import ConfigError
 from lmcore.optim.class_state import NumberPath, as_tensor, flatten, get_number, rebuild, set_number
 from lmcore.optim.imported_class import ImportedClass, error_text
 from lmcore.optim.optimizer import Optimizer, ParameterGroup

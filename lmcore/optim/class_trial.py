@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lmcore.errors import ConfigError
+from lmcore.base.errors import ConfigError
 from lmcore.optim.adapter import (
     StateFacts,
     TorchOptimizer,

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from lmcore.errors import ConfigError, suggestion
+from lmcore.base.errors import ConfigError, suggestion
 from lmcore.optim.optimizer import ParameterGroup
 
 __all__ = ["INITIAL_RATE", "ImportedClass", "error_text", "load_class", "parse_arguments"]

@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from lmcore.errors import CheckpointError
+from lmcore.base.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from lmcore.accelerator.precision.policy import PrecisionPolicy
     from lmcore.config.section import AcceleratorSection
+    from lmcore.contract.precision.policy import PrecisionPolicy
 
 __all__ = ["DynamicLossScale", "FixedLossScale", "LossScale", "loss_scale_of"]
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from lmcore.accelerator.torch_versions import CUSTOM_SHARD_COLLECTIVES
+from lmcore.contract.torch_versions import CUSTOM_SHARD_COLLECTIVES
 from lmcore.parallel.collectives import gather_into, scatter_into
 from lmcore.runtime.profiler_range import ProfilerRange, no_range
 

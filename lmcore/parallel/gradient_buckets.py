@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, distributed, nn
 
-from lmcore.errors import ConfigError, RunError
+from lmcore.base.errors import ConfigError, RunError
 from lmcore.runtime.profiler_range import ProfilerRange, no_range
 
 if TYPE_CHECKING:

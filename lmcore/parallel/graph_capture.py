@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from lmcore.accelerator.device_errors import first_line
-from lmcore.errors import DeviceError
+from lmcore.base.errors import DeviceError
+from lmcore.contract.device_errors import first_line
 
 if TYPE_CHECKING:
-    from lmcore.accelerator.device import Device
+    from lmcore.contract.device import Device
     from lmcore.data.loading.batch import Batch
 
 __all__ = ["GraphedMicroBatch", "allocate_gradients", "require_graphs"]

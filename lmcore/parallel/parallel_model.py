@@ -31,8 +31,8 @@ from lmcore.parallel.tensor_layout import TensorLayout, local_part
 from lmcore.runtime.profiler_range import ProfilerRange, no_range
 
 if TYPE_CHECKING:
-    from lmcore.accelerator.device import Device
     from lmcore.config.derived.layout import ParallelLayout
+    from lmcore.contract.device import Device
     from lmcore.data.loading.batch import Batch
     from lmcore.families.protocol import Model
     from lmcore.model.shape import ModelShape

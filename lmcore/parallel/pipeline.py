@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, distributed, nn
 
-from lmcore.accelerator.torch_versions import (
+from lmcore.contract.torch_versions import (
     EQUAL_FIRST_MESSAGES,
     SCHEDULE_WITHOUT_OUTPUTS,
     STAGE_GRADIENTS,

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from lmcore.accelerator.dtype import dtype_name
-from lmcore.crc32 import crc32
-from lmcore.errors import counted
+from lmcore.base.crc32 import crc32
+from lmcore.base.errors import counted
+from lmcore.contract.dtype import dtype_name
 from lmcore.parallel.scalar_collectives import all_gather_scalars
 from lmcore.runtime.launch.rank import named_ranks
 

@@ -20,8 +20,8 @@ from torch import Tensor, distributed, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._pytree import tree_leaves
 
-from lmcore.accelerator.torch_versions import UNUSED_SHARDED_PARAMETERS
-from lmcore.errors import ConfigError, RunError
+from lmcore.base.errors import ConfigError, RunError
+from lmcore.contract.torch_versions import UNUSED_SHARDED_PARAMETERS
 from lmcore.parallel.gradient_buckets import plain_backward, sparse_gradient
 from lmcore.parallel.tensor_layout import local_part
 from lmcore.runtime.profiler_range import ProfilerRange, no_range

@@ -29,7 +29,7 @@ from lmcore.parallel.tensor_layout import TensorLayout
 from lmcore.parallel.vocabulary import VocabularyLoss, embed_split
 
 if TYPE_CHECKING:
-    from lmcore.accelerator.rng import RngTracker
+    from lmcore.contract.rng import RngTracker
     from lmcore.families.protocol import Model, TensorParallelPlan
     from lmcore.parallel.mesh import Axis
 

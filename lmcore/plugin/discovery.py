@@ -16,8 +16,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from lmcore import hookspecs
-from lmcore.accelerator.probe import Probe
-from lmcore.errors import ConfigError, suggestion
+from lmcore.base.errors import ConfigError, suggestion
+from lmcore.contract.probe import Probe
 from lmcore.plugin.known_packages import GROUP
 from lmcore.plugin.load import distribution_of, load, probe_as_json, record_of
 from lmcore.plugin.record import CPU, PluginRecord, PluginSet, PluginState

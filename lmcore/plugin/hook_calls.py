@@ -11,16 +11,16 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lmcore.accelerator.communication import CommBackend, registered_comm_backends
-from lmcore.accelerator.device import Device
-from lmcore.accelerator.op.records import OpImpl, Preference
-from lmcore.accelerator.op.spec import OP_SPECS
-from lmcore.accelerator.op.table import OpTable
-from lmcore.accelerator.precision.policy import PrecisionPolicy, standard_precision_policies
-from lmcore.accelerator.probe import Check, Problem
-from lmcore.accelerator.recompute import RecomputePolicy, standard_recompute_policies
-from lmcore.accelerator.transfer.staging import CheckpointStager
-from lmcore.errors import DeviceError, LmcoreError, PluginError
+from lmcore.base.errors import DeviceError, LmcoreError, PluginError
+from lmcore.contract.communication import CommBackend, registered_comm_backends
+from lmcore.contract.device import Device
+from lmcore.contract.op.records import OpImpl, Preference
+from lmcore.contract.op.spec import OP_SPECS
+from lmcore.contract.op.table import OpTable
+from lmcore.contract.precision.policy import PrecisionPolicy, standard_precision_policies
+from lmcore.contract.probe import Check, Problem
+from lmcore.contract.recompute import RecomputePolicy, standard_recompute_policies
+from lmcore.contract.transfer.staging import CheckpointStager
 from lmcore.plugin.record import HookError, PluginRecord, PluginSet
 from lmcore.plugin.selection import Selection
 

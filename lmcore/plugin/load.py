@@ -16,8 +16,8 @@ from typing import Any
 import pluggy
 
 from lmcore import hookspecs
-from lmcore.accelerator.probe import API_VERSION, PluginInfo, Probe, ProbeState
-from lmcore.errors import LmcoreError, PluginError, counted, nearest
+from lmcore.base.errors import LmcoreError, PluginError, counted, nearest
+from lmcore.contract.probe import API_VERSION, PluginInfo, Probe, ProbeState
 from lmcore.plugin.output import stdout_to_stderr
 from lmcore.plugin.record import PluginRecord, PluginState, describe, located
 from lmcore.plugin.version_range import is_range, within

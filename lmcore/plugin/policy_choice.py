@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from lmcore.accelerator.precision.policy import PrecisionPolicy
-from lmcore.accelerator.recompute import RecomputePolicy
-from lmcore.accelerator.transfer.staging import CheckpointStager, host_copy_stager
-from lmcore.errors import ConfigError, DeviceError, LmcoreError, PluginError, suggestion
+from lmcore.base.errors import ConfigError, DeviceError, LmcoreError, PluginError, suggestion
+from lmcore.contract.precision.policy import PrecisionPolicy
+from lmcore.contract.recompute import RecomputePolicy
+from lmcore.contract.transfer.staging import CheckpointStager, host_copy_stager
 
 __all__ = ["choose_precision", "choose_recompute", "choose_stager"]
 

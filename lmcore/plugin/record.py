@@ -13,8 +13,8 @@ from typing import Any
 
 import pluggy
 
-from lmcore.accelerator.probe import PluginInfo, Probe
-from lmcore.errors import ConfigError, LmcoreError, PluginError, suggestion
+from lmcore.base.errors import ConfigError, LmcoreError, PluginError, suggestion
+from lmcore.contract.probe import PluginInfo, Probe
 from lmcore.plugin.output import stdout_to_stderr
 from lmcore.plugin.torch_backends import backend_error
 

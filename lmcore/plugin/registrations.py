@@ -14,7 +14,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from lmcore.accelerator.registry import (
+from lmcore.base.errors import LmcoreError, PluginError
+from lmcore.config.plugin_section import LeftOut, PluginSections, plugin_options
+from lmcore.contract.registry import (
     CommandRegistry,
     CorpusRegistry,
     EngineRegistry,
@@ -24,15 +26,13 @@ from lmcore.accelerator.registry import (
     PluginCorpus,
     TokenizerRegistry,
 )
-from lmcore.config.plugin_section import LeftOut, PluginSections, plugin_options
-from lmcore.errors import LmcoreError, PluginError
 from lmcore.plugin.record import PluginRecord, PluginSet, PluginState, describe
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from lmcore.accelerator.tokenizer import Tokenizer, TokenizerFactory
     from lmcore.config.option import Option
+    from lmcore.contract.tokenizer import Tokenizer, TokenizerFactory
     from lmcore.model.checkpoint_format import CheckpointFormat
     from lmcore.model.command import Command
 
@@ -408,10 +408,10 @@ class _CheckedFactory:
 
 
 def _tokenizer_problem(made: Any, name: str) -> str | None:
-    from lmcore.accelerator.tokenizer import Tokenizer
+    from lmcore.contract.tokenizer import Tokenizer
 
     if not isinstance(made, Tokenizer):
-        return f"returned {made!r:.200}, not a `lmcore.accelerator.tokenizer.Tokenizer`"
+        return f"returned {made!r:.200}, not a `lmcore.contract.tokenizer.Tokenizer`"
     if getattr(made, "name", None) != name:
         return f"made one that calls itself {getattr(made, 'name', None)!r:.100}"
     size, eod = getattr(made, "vocab_size", None), getattr(made, "eod", "missing")

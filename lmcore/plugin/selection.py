@@ -13,8 +13,8 @@ import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from lmcore.accelerator.probe import Probe, ProbeState
-from lmcore.errors import DeviceError, PluginError, nearest
+from lmcore.base.errors import DeviceError, PluginError, nearest
+from lmcore.contract.probe import Probe, ProbeState
 from lmcore.plugin.known_packages import device_packages
 from lmcore.plugin.record import CPU, PluginRecord, PluginSet, PluginState
 

@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Mapping
 
-from lmcore.errors import PluginError
+from lmcore.base.errors import PluginError
 
 __all__ = ["AUTOLOAD", "backend_error", "installed_backends"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 
-from lmcore import log
-from lmcore.errors import nearest
+from lmcore.base import log
+from lmcore.base.errors import nearest
 
 __all__ = ["VARIABLES", "warn_unknown_variables"]
 

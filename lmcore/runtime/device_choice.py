@@ -9,7 +9,7 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
-from lmcore.errors import DeviceError
+from lmcore.base.errors import DeviceError
 from lmcore.plugin import HANDED_DOWN, Selection, launch_env, select, verify
 
 if TYPE_CHECKING:

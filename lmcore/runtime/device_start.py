@@ -10,11 +10,11 @@ import traceback
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from lmcore.accelerator.device_errors import first_line
-from lmcore.errors import LmcoreError, PluginError
+from lmcore.base.errors import LmcoreError, PluginError
+from lmcore.contract.device_errors import first_line
 
 if TYPE_CHECKING:
-    from lmcore.accelerator.device import Device
+    from lmcore.contract.device import Device
     from lmcore.plugin.selection import Selection
 
 __all__ = ["set_current", "start_device"]

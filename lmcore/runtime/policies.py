@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lmcore.accelerator.recompute import Placement
-from lmcore.errors import ConfigError
+from lmcore.base.errors import ConfigError
+from lmcore.contract.recompute import Placement
 from lmcore.plugin import (
     checkpoint_stagers,
     choose_precision,
@@ -17,11 +17,11 @@ from lmcore.plugin import (
 )
 
 if TYPE_CHECKING:
-    from lmcore.accelerator.device import Device
-    from lmcore.accelerator.precision.policy import PrecisionPolicy
-    from lmcore.accelerator.recompute import RecomputePolicy
-    from lmcore.accelerator.transfer.staging import CheckpointStager
     from lmcore.config.section import Config
+    from lmcore.contract.device import Device
+    from lmcore.contract.precision.policy import PrecisionPolicy
+    from lmcore.contract.recompute import RecomputePolicy
+    from lmcore.contract.transfer.staging import CheckpointStager
     from lmcore.plugin import PluginSet, Selection
 
 __all__ = ["Policies", "start_policies"]

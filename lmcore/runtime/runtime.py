@@ -13,21 +13,21 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from lmcore.accelerator.op.records import OpContext, parse_preferences
-from lmcore.errors import ConfigError, LmcoreError
+from lmcore.base.errors import ConfigError, LmcoreError
+from lmcore.contract.op.records import OpContext, parse_preferences
 from lmcore.plugin import build_op_table, create_device, validate_config
 from lmcore.runtime.device_start import start_device
 from lmcore.runtime.policies import start_policies
 
 if TYPE_CHECKING:
-    from lmcore.accelerator.communication import CommBackend
-    from lmcore.accelerator.device import Device
-    from lmcore.accelerator.op.table import OpTable
-    from lmcore.accelerator.precision.policy import PrecisionPolicy
-    from lmcore.accelerator.recompute import Placement, RecomputePolicy
-    from lmcore.accelerator.rng import RngTracker
-    from lmcore.accelerator.transfer.staging import CheckpointStager
     from lmcore.config.section import Config
+    from lmcore.contract.communication import CommBackend
+    from lmcore.contract.device import Device
+    from lmcore.contract.op.table import OpTable
+    from lmcore.contract.precision.policy import PrecisionPolicy
+    from lmcore.contract.recompute import Placement, RecomputePolicy
+    from lmcore.contract.rng import RngTracker
+    from lmcore.contract.transfer.staging import CheckpointStager
     from lmcore.plugin import PluginSet, Selection
     from lmcore.runtime.launch.rank import RankInfo
     from lmcore.runtime.process.group import Processes

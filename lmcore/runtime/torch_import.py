@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lmcore.errors import PluginError
+from lmcore.base.errors import PluginError
 from lmcore.plugin.torch_backends import AUTOLOAD, backend_error, installed_backends
 
 __all__ = ["broken_backend", "import_torch"]

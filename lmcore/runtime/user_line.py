@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from types import FrameType, TracebackType
 
-from lmcore.errors import LmcoreError, printable
+from lmcore.base.errors import LmcoreError, printable
 
 __all__ = [
     "ExceptHook",

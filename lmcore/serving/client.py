@@ -12,7 +12,7 @@ from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit
 
-from lmcore.errors import ConfigError, LmcoreError
+from lmcore.base.errors import ConfigError, LmcoreError
 
 __all__ = ["Client", "ClientError"]
 

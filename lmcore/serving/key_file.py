@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from lmcore.bounded_file import read_bounded_file
-from lmcore.errors import ConfigError
+from lmcore.base.bounded_file import read_bounded_file
+from lmcore.base.errors import ConfigError
 
 __all__ = ["read_keys"]
 

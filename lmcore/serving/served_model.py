@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from lmcore.base.errors import LmcoreError, counted
 from lmcore.data.tokenizer.pretrained.chat_files import end_tokens
 from lmcore.data.tokenizer.token_bytes import token_bytes
-from lmcore.errors import LmcoreError, counted
 from lmcore.generation.chat.template import ChatTemplate, TemplateError
 from lmcore.generation.generate import room
 from lmcore.generation.sampling.json_schema import JsonSchema, JsonSchemas

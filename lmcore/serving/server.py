@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import uvicorn
 
-from lmcore.errors import ConfigError, RunError, counted
+from lmcore.base.errors import ConfigError, RunError, counted
 from lmcore.serving.app import create_app
 from lmcore.serving.http.connection import Acceptor, connections_of
 from lmcore.serving.http.log_limit import limited_logs

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from lmcore.errors import LmcoreError
+from lmcore.base.errors import LmcoreError
 from lmcore.generation.beam import BeamSearch
 from lmcore.generation.engine import Engine
 from lmcore.generation.parallel.driver import ParallelModel, ProcessesError

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from lmcore.errors import LmcoreError, counted
+from lmcore.base.errors import LmcoreError, counted
 from lmcore.generation.parallel.driver import ProcessesError
 from lmcore.generation.request import Request, TokenProbability
 from lmcore.generation.sampling.json_schema import JsonSchemaError

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from lmcore.model.training_engine import engine_named
 
 if TYPE_CHECKING:
-    from lmcore.accelerator.device import Device
     from lmcore.config.plan import RunPlan
+    from lmcore.contract.device import Device
 
 __all__ = ["FACT", "compiles_blocks"]
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lmcore.base.errors import ConfigError, LmcoreError, counted
+from lmcore.base.log import ALL_RANKS
 from lmcore.config.derived.data_source import BUNDLED, DataSource, Part, RunSources
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.data.blend.cyclic_sampler import CyclicDataset
@@ -33,8 +35,6 @@ from lmcore.data.task.dataset import prepare_task
 from lmcore.data.tokenizer import tokenizer_from
 from lmcore.data.tokenizer.comparison import same_tokens
 from lmcore.data.tokenizer.saved import load_tokenizer
-from lmcore.errors import ConfigError, LmcoreError, counted
-from lmcore.log import ALL_RANKS
 from lmcore.runtime.launch.rank import RankInfo
 from lmcore.train.resume.saved_run import saved_order
 

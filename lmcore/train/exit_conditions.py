@@ -15,7 +15,7 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from lmcore.signals import (
+from lmcore.base.signals import (
     END_SIGNALS,
     SAME_SIGNAL_SECONDS,
     handle_signals,

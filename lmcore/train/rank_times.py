@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from lmcore.accelerator.transfer.async_scalars import ScalarCopier, supports_async_scalars
+from lmcore.contract.transfer.async_scalars import ScalarCopier, supports_async_scalars
 from lmcore.parallel.scalar_collectives import all_gather_scalars
 
 if TYPE_CHECKING:
-    from lmcore.accelerator.transfer.async_scalars import AsyncScalars
     from lmcore.config.plan import RunPlan
+    from lmcore.contract.transfer.async_scalars import AsyncScalars
     from lmcore.parallel.mesh import ParallelMesh
     from lmcore.runtime.runtime import Runtime
     from lmcore.train.step_record import StepRecord

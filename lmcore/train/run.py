@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from lmcore.base.signals import raise_swallowed_signal
 from lmcore.checkpoint import WritePlanner
 from lmcore.parallel.random_states import seed_everything
 from lmcore.runtime.process.stop_limit import StopLimit
 from lmcore.runtime.runtime import connect_processes, start_runtime
-from lmcore.signals import raise_swallowed_signal
 from lmcore.train.datasets import build_datasets
 from lmcore.train.diagnose.device_health import device_failure_explained
 from lmcore.train.diagnose.out_of_memory import out_of_memory_explained

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from lmcore.errors import RunError
+from lmcore.base.errors import RunError
 from lmcore.parallel.scalar_collectives import all_reduce_scalars
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from lmcore.accelerator.transfer.async_scalars import ScalarCopier, supports_async_scalars
+from lmcore.contract.transfer.async_scalars import ScalarCopier, supports_async_scalars
 from lmcore.optim.clip import clip_by_norm, clip_by_norm_on_device
 from lmcore.parallel.scalar_collectives import all_reduce_scalars_on_device
 from lmcore.runtime.profiler_range import ProfilerRange, no_range
@@ -32,8 +32,8 @@ from lmcore.train.step_record import PendingStep, StepRecord
 from lmcore.train.token_mean import TokenMean, no_valid_target
 
 if TYPE_CHECKING:
-    from lmcore.accelerator.transfer.async_scalars import AsyncScalars
     from lmcore.config.plan import RunPlan
+    from lmcore.contract.transfer.async_scalars import AsyncScalars
     from lmcore.data.loading.batch import Batch
     from lmcore.runtime.runtime import Runtime
     from lmcore.train.state import TrainState

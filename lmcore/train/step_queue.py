@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from lmcore.train.rank_times import RankTimer
 
 if TYPE_CHECKING:
-    from lmcore.accelerator.compilations import Compilations
     from lmcore.config.plan import RunPlan
+    from lmcore.contract.compilations import Compilations
     from lmcore.data.loading.device_prefetch import Batches
     from lmcore.runtime.runtime import Runtime
     from lmcore.train.engine import Engine, Step

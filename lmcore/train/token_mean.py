@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from lmcore.errors import DataError
+from lmcore.base.errors import DataError
 from lmcore.model.family import family_of
 from lmcore.parallel.scalar_collectives import all_reduce_scalars_on_device
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lmcore.accelerator.torch_versions import MUON, SPLIT_BACKWARD
+from lmcore.base.errors import LmcoreError
 from lmcore.config.settings import LoadedConfig
-from lmcore.errors import LmcoreError
+from lmcore.contract.torch_versions import MUON, SPLIT_BACKWARD
 
 __all__ = ["torch_problems"]
 

@@ -17,7 +17,7 @@ FAKES = Path(__file__).parent / "fakes"
 
 _SPEC = importlib.util.spec_from_file_location(
     "package_stand_ins",
-    Path(__file__).parents[2] / "tests/unit/accelerator/package_stand_ins.py",
+    Path(__file__).parents[2] / "tests/unit/contract/package_stand_ins.py",
 )
 package_stand_ins = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(package_stand_ins)

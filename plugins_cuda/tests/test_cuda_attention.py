@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 from torch.nn.attention import flex_attention as flex_module
 
-from lmcore.accelerator.op import reference
-from lmcore.accelerator.torch_versions import ATTENTION_KERNELS
+from lmcore.contract.op import reference
+from lmcore.contract.torch_versions import ATTENTION_KERNELS
 from lmcore_cuda.attention import flex, sdpa
 
 _SPEC = importlib.util.spec_from_file_location(
-    "kernel_cases", Path(__file__).parents[2] / "tests/unit/accelerator/kernel_cases.py"
+    "kernel_cases", Path(__file__).parents[2] / "tests/unit/contract/kernel_cases.py"
 )
 kernel_cases = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(kernel_cases)

@@ -11,10 +11,10 @@ from unittest.mock import create_autospec
 import pytest
 import torch
 
-from lmcore.accelerator import Probe, ProbeState
+from lmcore.base.errors import ConfigError, DeviceError
 from lmcore.config.option import options_of
 from lmcore.config.section import Config
-from lmcore.errors import ConfigError, DeviceError
+from lmcore.contract import Probe, ProbeState
 from lmcore_cuda import comm, device, plugin
 from lmcore_cuda.driver.gpu_use import GpuProcess, GpuUse
 from lmcore_cuda.faults import hint_for

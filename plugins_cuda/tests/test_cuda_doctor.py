@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from lmcore.accelerator import CheckStatus, TorchBuild
+from lmcore.contract import CheckStatus, TorchBuild
 from lmcore_cuda import doctor
 from lmcore_cuda.detection.facts import DeniedFile, Facts
 from lmcore_cuda.driver.gpu_use import GpuProcess, GpuUse

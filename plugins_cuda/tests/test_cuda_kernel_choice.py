@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from lmcore.accelerator import OP_SPECS, OpContext, OpImpl, OpTable, Resolution
-from lmcore.accelerator.op.context import op_context
-from lmcore.accelerator.op.packages import FACT, Package, describe
+from lmcore.contract import OP_SPECS, OpContext, OpImpl, OpTable, Resolution
+from lmcore.contract.op.context import op_context
+from lmcore.contract.op.packages import FACT, Package, describe
 from lmcore_cuda.kernel.rules import Gpu
 from lmcore_cuda.kernels import kernels_for, op_impls
 from lmcore_cuda.packages import PACKAGES
@@ -49,8 +49,8 @@ USUAL = {
 @pytest.fixture(autouse=True)
 def everything_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave what is installed to the packages of the `Gpu`, with torch 2.13; nothing is loaded."""
-    monkeypatch.setattr("lmcore.accelerator.op.table.missing_packages", lambda impl: [])
-    monkeypatch.setattr("lmcore.accelerator.torch_versions._installed", lambda: "2.13.0")
+    monkeypatch.setattr("lmcore.contract.op.table.missing_packages", lambda impl: [])
+    monkeypatch.setattr("lmcore.contract.torch_versions._installed", lambda: "2.13.0")
     monkeypatch.setattr(
         "torch.nn.attention.list_flash_attention_impls", lambda: ["FA3", "FA4"], raising=False
     )
@@ -251,7 +251,7 @@ def test_flash_4_in_torch(
     torch: str, version: str, reason: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The attention of torch takes flash-attn-4 if it knows the number of its results."""
-    monkeypatch.setattr("lmcore.accelerator.torch_versions._installed", lambda: torch)
+    monkeypatch.setattr("lmcore.contract.torch_versions._installed", lambda: torch)
     device = Gpu((10, 0), {"flash-attn-4": Package(version)}, lambda name: None)
     found = resolve(device, "attention", compile=True)
     assert dict(found.rejected).get("sdpa-fa4") == reason

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from lmcore.accelerator import OP_SPECS, OpTable
-from lmcore.accelerator.op import reference
+from lmcore.contract import OP_SPECS, OpTable
+from lmcore.contract.op import reference
 from lmcore.families.gpt.model import GPT
 from lmcore.families.op_binding import OpBinding
 from lmcore.model.shape import ModelShape
@@ -22,7 +22,7 @@ from lmcore_cuda.kernel.rules import Gpu
 from lmcore_cuda.kernels import kernels_for
 
 _SPEC = importlib.util.spec_from_file_location(
-    "kernel_cases", Path(__file__).parents[2] / "tests/unit/accelerator/kernel_cases.py"
+    "kernel_cases", Path(__file__).parents[2] / "tests/unit/contract/kernel_cases.py"
 )
 kernel_cases = importlib.util.module_from_spec(_SPEC)
 _SPEC.loader.exec_module(kernel_cases)

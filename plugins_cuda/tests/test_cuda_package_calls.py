@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import torch
 
-from lmcore.accelerator.torch_versions import ATTENTION_KERNELS, ATTENTION_RESULTS
+from lmcore.contract.torch_versions import ATTENTION_KERNELS, ATTENTION_RESULTS
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -41,7 +41,7 @@ def from_file(path: Path) -> Any:
     return module
 
 
-kernel_cases = from_file(ROOT / "tests/unit/accelerator/kernel_cases.py")
+kernel_cases = from_file(ROOT / "tests/unit/contract/kernel_cases.py")
 
 
 def declared(source: dict[str, str]) -> inspect.Signature:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from lmcore.accelerator import CheckStatus, TorchBuild
-from lmcore.accelerator.op.packages import FACT, Package, describe
+from lmcore.contract import CheckStatus, TorchBuild
+from lmcore.contract.op.packages import FACT, Package, describe
 from lmcore_cuda import doctor
 from lmcore_cuda.packages import PACKAGES, installed_packages, packages_of, problems_of
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lmcore.accelerator import Device, PrecisionPolicy
+from lmcore.contract import Device, PrecisionPolicy
 from lmcore.plugin.hook_calls import within_dtypes
 from lmcore_cpu.device import create_device
 from lmcore_cpu.settings import CpuSection

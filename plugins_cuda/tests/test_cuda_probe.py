@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import pytest
 
-from lmcore.accelerator import Probe, ProbeState, TorchBuild, torch_build
+from lmcore.contract import Probe, ProbeState, TorchBuild, torch_build
 from lmcore_cuda import plugin
 from lmcore_cuda.detection import facts as facts_module
 from lmcore_cuda.detection.facts import DeniedFile, Facts, denied_files, pci_gpus, read_facts

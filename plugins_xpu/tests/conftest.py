@@ -83,7 +83,7 @@ def xpu_of_each_torch(each_recorded_torch: Mapping[str, Any], xpu: XpuDriver) ->
 
 _SPEC = importlib.util.spec_from_file_location(
     "package_stand_ins",
-    Path(__file__).parents[2] / "tests/unit/accelerator/package_stand_ins.py",
+    Path(__file__).parents[2] / "tests/unit/contract/package_stand_ins.py",
 )
 assert _SPEC is not None
 assert _SPEC.loader is not None

@@ -124,7 +124,7 @@ def test_the_installation_names_what_lmcore_needs():
             "lmcore/runtime/launch/scheduler_env.py",
         ),
         ("cannot listen at", "cannot {does} at", "lmcore/runtime/process/join.py"),
-        ("device of its own", None, "lmcore/accelerator/torch_device.py"),
+        ("device of its own", None, "lmcore/contract/torch_device.py"),
         ("| `aurora` |", '"aurora"', "plugins_xpu/src/lmcore_xpu/doctor_host.py"),
         ("| `run` |", '"run"', "plugins_xpu/src/lmcore_xpu/doctor_host.py"),
         ("| `oneccl launcher` |", '"oneccl launcher"', "plugins_xpu/src/lmcore_xpu/doctor_ccl.py"),

@@ -21,9 +21,9 @@ from fake_torch_xpu import Card
 from suite import warm
 from torch import distributed
 
-from lmcore.accelerator import Probe, ProbeState
-from lmcore.accelerator.op.packages import Package
-from lmcore.errors import DeviceError
+from lmcore.base.errors import DeviceError
+from lmcore.contract import Probe, ProbeState
+from lmcore.contract.op.packages import Package
 from lmcore.plugin import choose_comm_backend
 from lmcore.runtime.launch.rank import RankInfo
 from lmcore.runtime.process import group as processes

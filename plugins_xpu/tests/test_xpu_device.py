@@ -10,10 +10,10 @@ import torch
 from fake_torch_xpu import GIB, Card
 from torch.profiler import ProfilerActivity
 
-from lmcore.accelerator import MemoryStats, Probe, ProbeState
-from lmcore.accelerator.op.packages import FACT, Package
+from lmcore.base.errors import DeviceError
 from lmcore.config.section import Config
-from lmcore.errors import DeviceError
+from lmcore.contract import MemoryStats, Probe, ProbeState
+from lmcore.contract.op.packages import FACT, Package
 from lmcore.train.report.profiler import activities_of
 from lmcore_xpu import device, kernels, plugin
 from lmcore_xpu.device import create_device

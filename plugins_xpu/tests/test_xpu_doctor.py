@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lmcore.accelerator import CheckStatus, TorchBuild
-from lmcore.accelerator.op.packages import Package
+from lmcore.contract import CheckStatus, TorchBuild
+from lmcore.contract.op.packages import Package
 from lmcore_xpu import doctor, plugin
 from lmcore_xpu.detection.cards import card_of
 from lmcore_xpu.detection.facts import Facts, Gpu

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from lmcore.accelerator import CheckStatus, ProbeState, TorchBuild
-from lmcore.accelerator.op.packages import Package
+from lmcore.contract import CheckStatus, ProbeState, TorchBuild
+from lmcore.contract.op.packages import Package
 from lmcore_xpu import doctor
 from lmcore_xpu.detection.facts import Facts, Gpu
 from lmcore_xpu.detection.host import Host

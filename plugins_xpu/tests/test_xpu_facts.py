@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lmcore.accelerator import TorchBuild, torch_build
+from lmcore.contract import TorchBuild, torch_build
 from lmcore_xpu.detection import facts as facts_module
 from lmcore_xpu.detection.facts import (
     Gpu,

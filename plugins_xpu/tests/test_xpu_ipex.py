@@ -19,16 +19,16 @@ from typing import Any
 import pytest
 import torch
 
-from lmcore.accelerator import OP_SPECS, OpTable, torch_build
-from lmcore.accelerator.op import reference
-from lmcore.accelerator.op.context import op_context
-from lmcore.accelerator.op.packages import Package, UsablePackages, distribution_of
-from lmcore.errors import PluginError
+from lmcore.base.errors import PluginError
+from lmcore.contract import OP_SPECS, OpTable, torch_build
+from lmcore.contract.op import reference
+from lmcore.contract.op.context import op_context
+from lmcore.contract.op.packages import Package, UsablePackages, distribution_of
 from lmcore_xpu import kernels, packages
 from lmcore_xpu.packages import EXTENSION, PACKAGES
 
 _SPEC = importlib.util.spec_from_file_location(
-    "kernel_cases", Path(__file__).parents[2] / "tests/unit/accelerator/kernel_cases.py"
+    "kernel_cases", Path(__file__).parents[2] / "tests/unit/contract/kernel_cases.py"
 )
 assert _SPEC is not None
 assert _SPEC.loader is not None

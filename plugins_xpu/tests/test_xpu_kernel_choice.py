@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from lmcore.accelerator import OP_SPECS, OpContext, OpImpl, OpTable, Resolution
-from lmcore.accelerator.op.context import op_context
-from lmcore.accelerator.op.packages import FACT, Package, UsablePackages, describe
+from lmcore.contract import OP_SPECS, OpContext, OpImpl, OpTable, Resolution
+from lmcore.contract.op.context import op_context
+from lmcore.contract.op.packages import FACT, Package, UsablePackages, describe
 from lmcore_xpu import kernels, plugin
 from lmcore_xpu.packages import EXTENSION, TRITON
 
@@ -48,7 +48,7 @@ BUILT = {EXTENSION: Package("2.13.10+xpu")}
 @pytest.fixture(autouse=True)
 def compiler(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Let a test decide on packages and compilers."""
-    monkeypatch.setattr("lmcore.accelerator.op.table.missing_packages", lambda impl: [])
+    monkeypatch.setattr("lmcore.contract.op.table.missing_packages", lambda impl: [])
     monkeypatch.delenv("CXX", raising=False)
     found = {"gcc": "/usr/bin/gcc", "g++": "/usr/bin/g++"}
     monkeypatch.setattr(kernels.shutil, "which", found.get)

@@ -13,7 +13,7 @@ def test_shared_keys_and_values(groups: int, monkeypatch: pytest.MonkeyPatch) ->
     """With gradients torch gets one for each query head, without them what there is."""
     from torch.nn import functional
 
-    from lmcore.accelerator.op import reference
+    from lmcore.contract.op import reference
     from lmcore_xpu.kernel.attention_sdpa import attention
 
     seen = []

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from lmcore.accelerator import Probe, ProbeState
 from lmcore.config.section import Config
+from lmcore.contract import Probe, ProbeState
 from lmcore_xpu import plugin
 from lmcore_xpu.launch_env import LAUNCH_GROUP, launch_env, launch_problems
 

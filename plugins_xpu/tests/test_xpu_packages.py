@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from lmcore.accelerator import TorchBuild
-from lmcore.accelerator.op.packages import FACT, Package, describe
+from lmcore.contract import TorchBuild
+from lmcore.contract.op.packages import FACT, Package, describe
 from lmcore_xpu import packages, plugin
 from lmcore_xpu.packages import (
     BINDINGS,
@@ -60,7 +60,7 @@ def with_library(folder: Path) -> None:
 
 def test_nothing_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """No package, no entry; torch's build is read where it is not given."""
-    monkeypatch.setattr("lmcore.accelerator.op.packages.module_is_there", lambda name: False)
+    monkeypatch.setattr("lmcore.contract.op.packages.module_is_there", lambda name: False)
     monkeypatch.setattr(packages, "module_is_there", lambda name: False)
     assert installed_packages() == {}
 

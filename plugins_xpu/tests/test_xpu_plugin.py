@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from lmcore.accelerator import Check, Probe, ProbeState
 from lmcore.config.load import load_config
+from lmcore.contract import Check, Probe, ProbeState
 from lmcore_xpu import plugin
 from lmcore_xpu.settings import XpuSection
 
@@ -26,7 +26,7 @@ PROBE = Probe(
 def test_what_it_is() -> None:
     """Name, contract and the versions of torch that it works with."""
     info = plugin.lmcore_plugin_info()
-    assert (info.name, info.api, info.torch) == ("xpu", ">=1.2,<2", ">=2.8")
+    assert (info.name, info.api, info.torch) == ("xpu", ">=1.3,<2", ">=2.8")
     assert info.provides == ("xpu",)
     points = importlib.metadata.entry_points(group="lmcore.plugins", name="xpu")
     assert all(point.value == "lmcore_xpu.plugin" for point in points)
@@ -35,7 +35,7 @@ def test_what_it_is() -> None:
 def test_the_hooks_of_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     """Probe, environment and checks answer on any machine, and load no torch."""
     code = (
-        "import os, sys; from lmcore.accelerator import Probe; from lmcore_xpu import plugin;"
+        "import os, sys; from lmcore.contract import Probe; from lmcore_xpu import plugin;"
         "probe = plugin.lmcore_probe(os.environ); assert isinstance(probe, Probe);"
         "plugin.lmcore_launch_env(probe, {'world_size': 2, 'local_world_size': 2});"
         "sys.exit('torch' in sys.modules)"

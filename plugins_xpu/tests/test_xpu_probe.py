@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from lmcore.accelerator import Probe, ProbeState, TorchBuild
+from lmcore.contract import Probe, ProbeState, TorchBuild
 from lmcore_xpu import plugin
 from lmcore_xpu.detection.facts import Facts, Gpu
 from lmcore_xpu.detection.visible import units_of

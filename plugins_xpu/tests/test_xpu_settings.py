@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from lmcore.base.errors import ConfigError
 from lmcore.config.option import options_of
-from lmcore.errors import ConfigError
 from lmcore_xpu import plugin
 from lmcore_xpu.settings import XpuSection, allocator_settings, problems_of, settings_of
 

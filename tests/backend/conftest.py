@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lmcore.accelerator import Device, OpImpl, ProbeState
 from lmcore.config.section import Config
+from lmcore.contract import Device, OpImpl, ProbeState
 from lmcore.plugin import PluginSet, Selection, create_device, discover, op_impls, select
 
 PLUGINS = discover(env={})

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lmcore.accelerator.op import torch_kernels
+from lmcore.contract.op import torch_kernels
 from lmcore_cpu.kernel import attention as module
 from lmcore_cpu.kernel.attention import attention
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lmcore.accelerator.op.reference import linear_cross_entropy as reference
+from lmcore.contract.op.reference import linear_cross_entropy as reference
 from lmcore_cpu.kernel import linear_cross_entropy as module
 from lmcore_cpu.kernel.linear_cross_entropy import linear_cross_entropy
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lmcore.accelerator import OP_SPECS, OpContext, OpSpec
-from lmcore.accelerator.op.records import load_target
+from lmcore.contract import OP_SPECS, OpContext, OpSpec
+from lmcore.contract.op.records import load_target
 
 SPECS = {spec.name: spec for spec in OP_SPECS}
 DTYPES = ("float64", "float32", "bfloat16", "float16")

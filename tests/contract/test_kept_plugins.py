@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from suite import warm
 
-from lmcore.accelerator import API_VERSION
+from lmcore.contract import API_VERSION
 
 ROOT = Path(__file__).resolve().parents[2]
 KEPT = Path(__file__).with_name("kept_plugins")

@@ -43,16 +43,16 @@ def loads_torch(code: str, *arguments: str) -> bool:
     [
         "lmcore.cli",
         "lmcore.config",
-        "lmcore.errors",
+        "lmcore.base.errors",
         "lmcore.hookspecs",
-        "lmcore.log",
-        "lmcore.child_process",
-        "lmcore.bounded_file",
-        "lmcore.crc32",
-        "lmcore.durable",
-        "lmcore.lock",
-        "lmcore.signals",
-        "lmcore.threads",
+        "lmcore.base.log",
+        "lmcore.base.child_process",
+        "lmcore.base.bounded_file",
+        "lmcore.base.crc32",
+        "lmcore.base.durable",
+        "lmcore.base.lock",
+        "lmcore.base.signals",
+        "lmcore.base.threads",
         "lmcore.plugin",
         "lmcore.model",
         "lmcore.families.gpt.family",
@@ -73,4 +73,4 @@ def test_installed_plugins_load_no_torch() -> None:
 
 def test_loading_torch_is_noticed() -> None:
     """The check sees torch where a module does load it."""
-    assert loads_torch(_LOAD, "lmcore.accelerator.op.reference")
+    assert loads_torch(_LOAD, "lmcore.contract.op.reference")

@@ -25,7 +25,7 @@ LIMIT_SECONDS = 60
 
 CHIP = """
 import os
-from lmcore.accelerator import CommBackend, PluginInfo, Probe, ProbeState
+from lmcore.contract import CommBackend, PluginInfo, Probe, ProbeState
 from lmcore.hookspecs import hookimpl
 from lmcore_cpu import plugin as cpu
 from lmcore_cpu.plugin import lmcore_create_device, lmcore_op_impls

@@ -21,7 +21,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader
 
 import lmcore
-from lmcore.errors import RunError
+from lmcore.base.errors import RunError
 
 STEPS = 4
 

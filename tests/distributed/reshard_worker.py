@@ -25,12 +25,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "lib"))
 from layouts.stored import store
 from layouts.worker import Samples, of_case, plan_of
 
-from lmcore.accelerator.transfer import host_copies
+from lmcore.base.errors import LmcoreError
 from lmcore.checkpoint import WritePlanner
 from lmcore.checkpoint.files import synced_file
 from lmcore.config.plan import RunPlan
+from lmcore.contract.transfer import host_copies
 from lmcore.data.loading.loader import BatchLoader
-from lmcore.errors import LmcoreError
 from lmcore.parallel.random_states import named_random_states, seed_everything
 from lmcore.parallel.tensor_layout import box
 from lmcore.parallel.tensor_parallel import STREAM

@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from lmcore.accelerator import OP_SPECS, OpTable
+from lmcore.base.signals import SAME_SIGNAL_SECONDS
 from lmcore.checkpoint import save_checkpoint
+from lmcore.contract import OP_SPECS, OpTable
 from lmcore.data.tokenizer import ByteTokenizer
 from lmcore.data.tokenizer.saved import save_tokenizer
 from lmcore.families.gpt.model import GPT
 from lmcore.families.op_binding import OpBinding
 from lmcore.model.shape import ModelShape
-from lmcore.signals import SAME_SIGNAL_SECONDS
 
 pytestmark = [pytest.mark.distributed, pytest.mark.full]
 

@@ -13,7 +13,7 @@ import pytest
 from layouts.results import common_folder, once
 from suite import warm
 
-from lmcore.accelerator.torch_versions import SPLIT_BACKWARD
+from lmcore.contract.torch_versions import SPLIT_BACKWARD
 
 WORKER = Path(__file__).with_name("dry_run_worker.py")
 

@@ -29,7 +29,7 @@ from layouts.results import LIMITS, Results, assert_equal, common_folder
 from layouts.steps import DROPPING_STEPS
 from suite.selection import selected
 
-from lmcore.accelerator.torch_versions import SPLIT_BACKWARD
+from lmcore.contract.torch_versions import SPLIT_BACKWARD
 
 pytestmark = [
     pytest.mark.distributed,

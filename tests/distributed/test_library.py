@@ -12,7 +12,7 @@ import pytest
 import torch
 from suite import warm
 
-from lmcore.accelerator.torch_versions import UNUSED_SHARDED_PARAMETERS
+from lmcore.contract.torch_versions import UNUSED_SHARDED_PARAMETERS
 
 WORKER = Path(__file__).with_name("library_worker.py")
 

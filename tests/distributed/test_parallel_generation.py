@@ -18,8 +18,8 @@ from typing import Any, Self
 import pytest
 import torch
 
-from lmcore.accelerator import OP_SPECS, OpTable
 from lmcore.checkpoint import save_checkpoint
+from lmcore.contract import OP_SPECS, OpTable
 from lmcore.conversion.convert import convert
 from lmcore.data.tokenizer import ByteTokenizer
 from lmcore.data.tokenizer.saved import save_tokenizer

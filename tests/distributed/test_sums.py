@@ -15,7 +15,7 @@ from layouts.results import common_folder, once
 from layouts.stored import load
 from suite import warm
 
-from lmcore.accelerator.torch_versions import GLOO_AVERAGE
+from lmcore.contract.torch_versions import GLOO_AVERAGE
 
 LAUNCH = Path(launch.__file__)
 WORKER = Path(__file__).with_name("sums_worker.py")

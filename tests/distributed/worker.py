@@ -12,9 +12,9 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from lmcore.accelerator.op.records import OpContext, parse_preferences
+from lmcore.base.errors import DataError, LmcoreError
 from lmcore.config.load import load_config
-from lmcore.errors import DataError, LmcoreError
+from lmcore.contract.op.records import OpContext, parse_preferences
 from lmcore.plugin import Selection, build_op_table, create_device, discover
 from lmcore.plugin.registrations import plugin_sections
 from lmcore.plugin.selection import HANDED_DOWN

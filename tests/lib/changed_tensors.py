@@ -11,9 +11,9 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 
+from lmcore.base.errors import CheckpointError
 from lmcore.conversion.formats import read_state
 from lmcore.conversion.megatron.torch_dist.stored_tensors import StoredTensors
-from lmcore.errors import CheckpointError
 
 FEW = 6
 """Number of tensors of a checkpoint that the fast set changes."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from lmcore.errors import LmcoreError
+from lmcore.base.errors import LmcoreError
 
 VALUES: tuple[Any, ...] = (None, True, 0, -1, 1.5, 10**400, "x", [], ["x"], {}, {"a": 1})
 NOT_JSON = (float("inf"), float("nan"))

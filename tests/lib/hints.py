@@ -12,9 +12,9 @@ import re
 import shlex
 from collections.abc import Sequence
 
+from lmcore.base.errors import LmcoreError
 from lmcore.cli.commands import known_commands
 from lmcore.config.section import run_options
-from lmcore.errors import LmcoreError
 
 __all__ = ["followed", "instructions"]
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from lmcore.accelerator.transfer import host_copies
+from lmcore.base.errors import CheckpointError
 from lmcore.checkpoint import find_checkpoint, verify_checkpoint
-from lmcore.errors import CheckpointError
+from lmcore.contract.transfer import host_copies
 from lmcore.optim.adamw import AdamW
 from lmcore.optim.optimizer import Optimizer
 from lmcore.train.resume import save as saving

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lmcore.accelerator import Compilations, Device
+from lmcore.contract import Compilations, Device
 from lmcore.train.report import compilation_watch
 from lmcore.train.step import TrainStep
 from lmcore_cpu import device as cpu

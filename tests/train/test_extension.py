@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from lmcore.base.errors import DataError
 from lmcore.cli.main import main
 from lmcore.data.prepare.named_text import bundled_text
-from lmcore.errors import DataError
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "plugin_extension"

@@ -87,7 +87,7 @@ def assert_continues(train: Any, whole: Any, assert_same: Any, monkeypatch: Any)
     "target, after, number",
     places(
         ("lmcore.cli.train:find_plugins", False),
-        ("lmcore.lock:LockFile.acquire", True),
+        ("lmcore.base.lock:LockFile.acquire", True),
         ("lmcore.train.run:build_datasets", True),
         ("lmcore.train.run:restore", False),
     ),

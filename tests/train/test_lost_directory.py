@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lmcore.lock import LockFile
+from lmcore.base.lock import LockFile
 from lmcore.train.report.run_report import RunReport
 
 FLAGS = "--train-iters 6 --save-interval 4"

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from lmcore.accelerator.torch_versions import MUON
 from lmcore.config.optimizers import OPTIMIZERS
+from lmcore.contract.torch_versions import MUON
 
 RATES = {
     "adam": "1e-2",

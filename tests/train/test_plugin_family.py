@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from example_plugins import installed_example, needs_examples
 
-from lmcore.accelerator import OP_SPECS, OpTable
+from lmcore.base.errors import PluginError
 from lmcore.checkpoint import read_manifest
 from lmcore.config.section import Config
-from lmcore.errors import PluginError
+from lmcore.contract import OP_SPECS, OpTable
 from lmcore.families.op_binding import OpBinding
 from lmcore.families.recompute import KEEP_ALL
 from lmcore.model.family import families, named_family, parameter_shapes

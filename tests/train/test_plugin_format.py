@@ -14,11 +14,11 @@ import pytest
 from example_plugins import installed_example, needs_examples
 from model_states import GPT2, RandomState, same_state
 
+from lmcore.base.errors import CheckpointError, PluginError
 from lmcore.cli.main import main
 from lmcore.conversion.convert import convert
 from lmcore.conversion.formats import read_state
 from lmcore.conversion.native.write import write_lmcore
-from lmcore.errors import CheckpointError, PluginError
 from lmcore.model.checkpoint_format import format_of, formats
 from lmcore.plugin import discover
 

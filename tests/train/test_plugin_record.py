@@ -11,7 +11,7 @@ import pytest
 PLUGIN = """
 import dataclasses
 
-from lmcore.accelerator import (
+from lmcore.contract import (
     CommBackend, OpImpl, PluginInfo, full_policy, full_precision_policy,
     host_copy_stager,
 )
@@ -20,15 +20,15 @@ from lmcore.hookspecs import hookimpl
 
 @hookimpl
 def lmcore_plugin_info():
-    return PluginInfo("onlyops", api=">=1.1,<2")
+    return PluginInfo("onlyops", api=">=1.3,<2")
 
 
 @hookimpl
 def lmcore_op_impls():
-    target = "lmcore.accelerator.op.reference:bias_gelu"
+    target = "lmcore.contract.op.reference:bias_gelu"
     return [
         OpImpl("bias_gelu", "six", target, priority=99),
-        OpImpl("layer_norm", "never", "lmcore.accelerator.op.reference:layer_norm", priority=-1),
+        OpImpl("layer_norm", "never", "lmcore.contract.op.reference:layer_norm", priority=-1),
     ]
 
 

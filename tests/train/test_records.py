@@ -215,7 +215,7 @@ def test_learns(train: Any) -> None:
 HEARER = """
 import json
 import os
-from lmcore.accelerator import PluginInfo
+from lmcore.contract import PluginInfo
 from lmcore.hookspecs import hookimpl
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lmcore.signals import SAME_SIGNAL_SECONDS
+from lmcore.base.signals import SAME_SIGNAL_SECONDS
 from lmcore.train.step_queue import StepQueue
 
 DROPOUT = "--attention-dropout 0.1 --hidden-dropout 0.1"

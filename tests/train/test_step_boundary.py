@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import lmcore
-from lmcore.accelerator import Device
 from lmcore.cli.main import main
+from lmcore.contract import Device
 from lmcore_cpu import device as cpu
 
 RUN = "--micro-batch-size 2 --global-batch-size 6 --train-iters 2 --device cpu"

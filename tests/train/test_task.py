@@ -124,7 +124,7 @@ CHOOSE = (
 
 def head_of(run: Any) -> Any:
     """Return the model of a run's last checkpoint, in evaluation mode."""
-    from lmcore.accelerator import OP_SPECS, OpTable
+    from lmcore.contract import OP_SPECS, OpTable
     from lmcore.families.op_binding import OpBinding
 
     manifest = read_manifest(run.directory / "checkpoints/iter_0000024")

@@ -103,7 +103,7 @@ def ours(case: Case, model: Path) -> tuple[list[float], float, float]:
 
 def first_head(case: Case) -> dict[str, torch.Tensor]:
     """Return the initial values of the run's head."""
-    from lmcore.accelerator import OP_SPECS, OpTable
+    from lmcore.contract import OP_SPECS, OpTable
     from lmcore.families.op_binding import OpBinding
 
     directory = case.folder / "run" / f"checkpoints/iter_{case.steps:07d}"

@@ -27,7 +27,8 @@ from damage import TO_A_FILE, time_limit
 from indexed_files import write
 from safetensors.torch import save_file
 
-from lmcore.bounded_file import read_bounded_file
+from lmcore.base.bounded_file import read_bounded_file
+from lmcore.base.errors import LmcoreError
 from lmcore.checkpoint import manifest as manifests
 from lmcore.checkpoint.manifest import MANIFEST_NAME, read_manifest
 from lmcore.checkpoint.verify import verify_checkpoint
@@ -43,7 +44,6 @@ from lmcore.data.indexed.idx_reader import (
     read_index,
 )
 from lmcore.data.tools.inspect import inspect
-from lmcore.errors import LmcoreError
 
 MORE_BYTES = 512 << 20
 CASES = [40, pytest.param(1000, marks=pytest.mark.full)]

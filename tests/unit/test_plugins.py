@@ -11,7 +11,10 @@ from dataclasses import replace
 
 import pytest
 
-from lmcore.accelerator import (
+from lmcore.base.errors import ConfigError, DeviceError, PluginError
+from lmcore.config.load import load_config
+from lmcore.config.section import Config
+from lmcore.contract import (
     Check,
     CheckpointStager,
     CheckStatus,
@@ -28,10 +31,7 @@ from lmcore.accelerator import (
     none_policy,
     standard_precision_policies,
 )
-from lmcore.accelerator.probe import API_VERSION
-from lmcore.config.load import load_config
-from lmcore.config.section import Config
-from lmcore.errors import ConfigError, DeviceError, PluginError
+from lmcore.contract.probe import API_VERSION
 from lmcore.hookspecs import hookimpl
 from lmcore.plugin import (
     PluginRecord,

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from lmcore.accelerator import (
+from lmcore.config.section import Config
+from lmcore.config.section.accelerator import AcceleratorSection
+from lmcore.config.section.checkpoint import CheckpointSection
+from lmcore.contract import (
     CheckpointStager,
     PrecisionPolicy,
     RecomputePolicy,
@@ -16,9 +19,6 @@ from lmcore.accelerator import (
     host_copy_stager,
     standard_recompute_policies,
 )
-from lmcore.config.section import Config
-from lmcore.config.section.accelerator import AcceleratorSection
-from lmcore.config.section.checkpoint import CheckpointSection
 from lmcore.plugin import (
     checkpoint_stagers,
     create_device,

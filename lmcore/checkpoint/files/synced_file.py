@@ -19,10 +19,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from lmcore.base.crc32 import crc32
+from lmcore.base.idle_work import background_writer
+from lmcore.base.threads import start_optional
 from lmcore.checkpoint.manifest import FileEntry
-from lmcore.crc32 import crc32
-from lmcore.idle_work import background_writer
-from lmcore.threads import start_optional
 
 __all__ = [
     "BLOCK_BYTES",

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lmcore.base.errors import ConfigError, counted, printable
+from lmcore.base.signals import clean_termination
 from lmcore.cli.selection import find_plugins
 from lmcore.cli.text.terminal import size_text
 from lmcore.config.option import REQUIRED, option
@@ -17,10 +19,8 @@ from lmcore.config.section.accelerator import plugin_off_option
 from lmcore.config.section.tokenizer import TokenizerSection
 from lmcore.config.tokenizer import TokenizerSettings, example_flags
 from lmcore.conversion.formats import WriteOptions
-from lmcore.errors import ConfigError, counted, printable
 from lmcore.model.checkpoint_format import formats, named_format
 from lmcore.model.known_plugins import KNOWN_PLUGINS
-from lmcore.signals import clean_termination
 
 if TYPE_CHECKING:
     from lmcore.conversion.convert import Conversion

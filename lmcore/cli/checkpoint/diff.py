@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
+from lmcore.base.errors import counted, printable
 from lmcore.config.option import REQUIRED, option
 from lmcore.config.options.command_line import parse_section
-from lmcore.errors import counted, printable
 
 if TYPE_CHECKING:
     from lmcore.conversion.tensors.difference import Difference

@@ -7,10 +7,10 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from lmcore.base.errors import ConfigError, printable
+from lmcore.base.signals import clean_termination
 from lmcore.config.option import REQUIRED, option
 from lmcore.config.options.command_line import parse_section
-from lmcore.errors import ConfigError, printable
-from lmcore.signals import clean_termination
 
 __all__ = ["EditSection", "run"]
 

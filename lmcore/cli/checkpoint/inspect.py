@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lmcore.base.errors import CheckpointError, counted, printable
 from lmcore.cli.text.terminal import size_text
 from lmcore.config.option import REQUIRED, option
 from lmcore.config.options.command_line import parse_section
-from lmcore.errors import CheckpointError, counted, printable
 
 if TYPE_CHECKING:
     from lmcore.checkpoint import Manifest

@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lmcore.base.errors import CheckpointError, printable
 from lmcore.cli.text.terminal import size_text
 from lmcore.config.option import REQUIRED, option
 from lmcore.config.options.command_line import parse_section
-from lmcore.errors import CheckpointError, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -8,6 +8,8 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from lmcore.base.errors import ConfigError, counted, printable
+from lmcore.base.signals import clean_termination
 from lmcore.cli.data.input_options import input_options
 from lmcore.cli.selection import find_plugins
 from lmcore.cli.text.progress import ProgressLine
@@ -18,8 +20,6 @@ from lmcore.config.section.accelerator import MAX_THREADS, plugin_off_option
 from lmcore.config.section.input import InputSection
 from lmcore.config.section.tokenizer import TokenizerSection
 from lmcore.config.tokenizer import TokenizerSettings
-from lmcore.errors import ConfigError, counted, printable
-from lmcore.signals import clean_termination
 
 if TYPE_CHECKING:
     from lmcore.data.clean.chain import CleanRequest

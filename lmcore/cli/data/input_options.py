@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, cast
 
-from lmcore.errors import ConfigError
+from lmcore.base.errors import ConfigError
 
 if TYPE_CHECKING:
     from lmcore.cli.data.prepare_section import PrepareSection

@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
+from lmcore.base.errors import LmcoreError, counted, printable
 from lmcore.cli.selection import find_plugins
 from lmcore.cli.text.terminal import size_text
 from lmcore.config.option import REQUIRED, option
@@ -18,7 +19,6 @@ from lmcore.config.options.command_line import parse_section
 from lmcore.config.section.accelerator import plugin_off_option
 from lmcore.config.section.tokenizer import TYPES, TokenizerSection
 from lmcore.config.tokenizer import TokenizerSettings
-from lmcore.errors import LmcoreError, counted, printable
 
 if TYPE_CHECKING:
     from lmcore.data.indexed.token_scan import TokenScan

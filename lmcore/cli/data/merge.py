@@ -7,11 +7,11 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from lmcore.base.errors import ConfigError, counted, printable
+from lmcore.base.signals import clean_termination
 from lmcore.cli.text.terminal import size_text
 from lmcore.config.option import REQUIRED, option
 from lmcore.config.options.command_line import parse_section
-from lmcore.errors import ConfigError, counted, printable
-from lmcore.signals import clean_termination
 
 if TYPE_CHECKING:
     from lmcore.data.tools.merge import MergeReport

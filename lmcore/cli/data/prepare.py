@@ -9,14 +9,14 @@ import shlex
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
+from lmcore.base.errors import ConfigError, LmcoreError, counted, printable
+from lmcore.base.signals import clean_termination
 from lmcore.cli.data.input_options import input_options, sentence_options
 from lmcore.cli.data.prepare_section import PrepareSection
 from lmcore.cli.text.progress import ProgressLine
 from lmcore.cli.text.terminal import counts_text, size_text, speed_text
 from lmcore.config.options.command_line import parse_section
 from lmcore.config.tokenizer import BUILT_IN_TYPES, TokenizerSettings
-from lmcore.errors import ConfigError, LmcoreError, counted, printable
-from lmcore.signals import clean_termination
 
 if TYPE_CHECKING:
     from lmcore.data.gpt2_preload import BpePreload

@@ -6,10 +6,10 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from lmcore.base.errors import counted, printable
+from lmcore.base.signals import clean_termination
 from lmcore.config.option import REQUIRED, option
 from lmcore.config.options.command_line import parse_section
-from lmcore.errors import counted, printable
-from lmcore.signals import clean_termination
 
 if TYPE_CHECKING:
     from lmcore.data.tools.repair import RepairReport, RepairRequest

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from lmcore.base.errors import ConfigError, counted, printable
+from lmcore.base.signals import clean_termination
 from lmcore.cli.text.terminal import size_text
 from lmcore.config.option import option
 from lmcore.config.options.command_line import parse_section
-from lmcore.errors import ConfigError, counted, printable
-from lmcore.signals import clean_termination
 
 if TYPE_CHECKING:
     from lmcore.data.tools.split_indexed import IndexedSplitReport

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from lmcore.base.errors import counted, printable
+from lmcore.base.signals import clean_termination
 from lmcore.cli.text.progress import ProgressLine
 from lmcore.cli.text.terminal import counts_text, size_text
 from lmcore.config.option import REQUIRED, option
 from lmcore.config.options.command_line import parse_section
-from lmcore.errors import counted, printable
-from lmcore.signals import clean_termination
 
 if TYPE_CHECKING:
     from lmcore.data.tokenizer_training.text_sample import TextSample

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lmcore.base.errors import ConfigError, counted
 from lmcore.config.option import option
 from lmcore.config.options.command_line import parse_section
-from lmcore.errors import ConfigError, counted
 
 if TYPE_CHECKING:
     from lmcore.data.blend.weights import DatasetTokens
@@ -119,8 +119,8 @@ def _counts(section: WeightsSection) -> list[DatasetTokens]:
 
 
 def _write(path: str, text: str) -> None:
+    from lmcore.base.durable import write_atomically
     from lmcore.data.indexed.files import disk_errors
-    from lmcore.durable import write_atomically
 
     with disk_errors(Path(path)):
         write_atomically(Path(path), text.encode())

@@ -17,13 +17,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lmcore.accelerator.probe import Check, CheckStatus
+from lmcore.base.errors import DeviceError, PluginError
 from lmcore.cli.doctor.plugin import plugin_checks
 from lmcore.cli.doctor.text import ReportText
 from lmcore.config.option import option
 from lmcore.config.options.command_line import parse_section
 from lmcore.config.section.accelerator import plugin_off_option
-from lmcore.errors import DeviceError, PluginError
+from lmcore.contract.probe import Check, CheckStatus
 from lmcore.plugin import PluginSet, discover, select
 from lmcore.plugin.isolation.subprocess_call import in_one_line
 from lmcore.plugin.torch_backends import installed_backends

@@ -10,10 +10,10 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from lmcore.accelerator.probe import Check, CheckStatus, ProbeState
+from lmcore.base.errors import LmcoreError
 from lmcore.cli.doctor.smoke import ALL_REDUCE, DEVICE
 from lmcore.cli.plugin.list import installed_versions, wanted_versions
-from lmcore.errors import LmcoreError
+from lmcore.contract.probe import Check, CheckStatus, ProbeState
 from lmcore.plugin import PluginRecord, PluginSet, PluginState, launch_env
 from lmcore.plugin.discovery import ALLOW_LIST, OFF
 from lmcore.plugin.isolation.subprocess_call import (

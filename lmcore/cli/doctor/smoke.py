@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from lmcore.accelerator.probe import Check, CheckStatus
-from lmcore.errors import LmcoreError
+from lmcore.base.errors import LmcoreError
+from lmcore.contract.probe import Check, CheckStatus
 from lmcore.plugin import (
     PluginSet,
     Selection,
@@ -30,8 +30,8 @@ from lmcore.plugin.selection import HANDED_DOWN
 from lmcore.runtime.device_start import set_current
 
 if TYPE_CHECKING:
-    from lmcore.accelerator.device import Device
-    from lmcore.accelerator.op.records import Tolerance
+    from lmcore.contract.device import Device
+    from lmcore.contract.op.records import Tolerance
 
 __all__ = ["ALL_REDUCE", "DEVICE", "device_checks", "own_checks", "reduction"]
 
@@ -126,7 +126,7 @@ def _product(device: Device, name: str, dtype_name: str) -> Check:
 
 def _tolerance(dtype: str) -> Tolerance | None:
     """Return the tolerance of a projection's product; None for a dtype without one."""
-    from lmcore.accelerator.op.spec import OP_SPECS
+    from lmcore.contract.op.spec import OP_SPECS
 
     return next(spec for spec in OP_SPECS if spec.name == "linear").tolerances.get(dtype)
 
@@ -136,7 +136,7 @@ def _precision(device: Device) -> Check:
 
     A policy without autocast may widen attention; the line says which.
     """
-    from lmcore.accelerator.precision.check import wide_attention
+    from lmcore.contract.precision.check import wide_attention
 
     policies = precision_policies(*_handed_down(), device)
     offered = [policy for policy in policies if policy.available() is None]

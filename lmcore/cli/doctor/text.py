@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lmcore.accelerator.probe import Check, CheckStatus
+from lmcore.base.errors import counted, printable
 from lmcore.cli.text.terminal import output_width, wrapped
-from lmcore.errors import counted, printable
+from lmcore.contract.probe import Check, CheckStatus
 
 __all__ = ["ReportText"]
 

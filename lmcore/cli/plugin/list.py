@@ -13,12 +13,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lmcore.accelerator.probe import API_VERSION
+from lmcore.base.errors import DeviceError, LmcoreError, printable
 from lmcore.cli.text.terminal import output_width, wrapped
 from lmcore.config.option import option
 from lmcore.config.options.command_line import parse_section
 from lmcore.config.section.accelerator import plugin_off_option
-from lmcore.errors import DeviceError, LmcoreError, printable
+from lmcore.contract.probe import API_VERSION
 from lmcore.plugin import (
     REQUEST,
     PluginRecord,
@@ -92,7 +92,7 @@ def _as_dict(
     refusal: LmcoreError | None,
     broken: LmcoreError | None,
 ) -> dict[str, Any]:
-    from lmcore.accelerator import API_VERSION
+    from lmcore.contract import API_VERSION
 
     return {
         "api": API_VERSION,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, Protocol
 
-from lmcore.errors import ConfigError, counted
+from lmcore.base.errors import ConfigError, counted
 
 __all__ = ["BANNER", "PROMPT", "Conversation", "end_note", "take_message"]
 

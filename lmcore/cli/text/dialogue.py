@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import TextIO
 
-from lmcore.errors import ConfigError, LmcoreError, printable
+from lmcore.base.errors import ConfigError, LmcoreError, printable
 
 __all__ = ["LINES_BANNER", "Dialogue"]
 

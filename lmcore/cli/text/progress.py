@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Generic, Self, TypeVar
 
-from lmcore.errors import printable
+from lmcore.base.errors import printable
 
 __all__ = ["ProgressLine"]
 

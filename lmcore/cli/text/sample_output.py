@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from lmcore.durable import AtomicFile
-from lmcore.errors import ConfigError, printable
+from lmcore.base.durable import AtomicFile
+from lmcore.base.errors import ConfigError, printable
 from lmcore.generation.text.sample import Sample
 
 __all__ = [

@@ -7,7 +7,7 @@ import shutil
 import textwrap
 from collections.abc import Mapping
 
-from lmcore.errors import printable
+from lmcore.base.errors import printable
 
 __all__ = ["counts_text", "output_width", "size_text", "speed_text", "wrapped"]
 

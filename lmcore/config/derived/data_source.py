@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from lmcore.base.errors import ConfigError, LmcoreError
 from lmcore.config.derived.split import Split, parse_split
 from lmcore.config.section.data import DataSection
 from lmcore.config.section.task import TaskSection
 from lmcore.config.tokenizer import TokenizerIdentity
-from lmcore.errors import ConfigError, LmcoreError
 
 __all__ = [
     "BUNDLED",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from lmcore.errors import ConfigError
+from lmcore.base.errors import ConfigError
 
 __all__ = ["Split", "parse_split"]
 

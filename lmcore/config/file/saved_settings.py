@@ -12,11 +12,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from lmcore.base.errors import ConfigError, LmcoreError
 from lmcore.config.file.paths import map_paths
 from lmcore.config.option import Option
 from lmcore.config.settings import Provenance
 from lmcore.config.tokenizer import TokenizerSettings
-from lmcore.errors import ConfigError, LmcoreError
 from lmcore.model.family import families
 
 __all__ = ["SavedSettings"]

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmcore.bounded_file import read_bounded_file
+from lmcore.base.bounded_file import read_bounded_file
+from lmcore.base.errors import ConfigError, LmcoreError, nearest
 from lmcore.config.foreign.engine_file import of_an_engine
-from lmcore.errors import ConfigError, LmcoreError, nearest
 
 if TYPE_CHECKING:
     import yaml

@@ -12,7 +12,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lmcore.bounded_file import read_bounded_file
+from lmcore.base.bounded_file import read_bounded_file
+from lmcore.base.errors import ConfigError, LmcoreError, nearest
 from lmcore.config.foreign.engine_file_keys import (
     IDLE,
     KNOWN,
@@ -21,7 +22,6 @@ from lmcore.config.foreign.engine_file_keys import (
     REFUSED,
 )
 from lmcore.config.option import Option
-from lmcore.errors import ConfigError, LmcoreError, nearest
 
 __all__ = ["AUTO", "EngineFile", "Found", "of_an_engine", "read_engine_file", "value_at"]
 

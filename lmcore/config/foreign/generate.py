@@ -12,12 +12,12 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from lmcore.base.errors import ConfigError, LmcoreError
 from lmcore.config.foreign.megatron import RENAMED
 from lmcore.config.foreign.megatron_flags import train_flags
 from lmcore.config.option import Option
 from lmcore.config.options.command_line import ForeignFlag, Translation
 from lmcore.config.section import run_options
-from lmcore.errors import ConfigError, LmcoreError
 from lmcore.model.family import named_family
 
 __all__ = ["GivenModel", "generate_flags", "serve_flags"]

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
+from lmcore.base.errors import ConfigError, LmcoreError
 from lmcore.config.option import Option, options_of
 from lmcore.config.options.flags import (
     ForeignFlag,
@@ -17,7 +18,6 @@ from lmcore.config.options.flags import (
 )
 from lmcore.config.options.help import Group, flag_form, render_help
 from lmcore.config.plugin_section import NO_PLUGINS, PluginSections, PluginSettings, summary_of
-from lmcore.errors import ConfigError, LmcoreError
 
 __all__ = [
     "ForeignFlag",

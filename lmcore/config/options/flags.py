@@ -16,9 +16,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lmcore.base.errors import ConfigError, LmcoreError, nearest
 from lmcore.config.option import Option
 from lmcore.config.options.parsed_flags import ParsedFlags
-from lmcore.errors import ConfigError, LmcoreError, nearest
 
 __all__ = [
     "ForeignFlag",

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lmcore.errors import LmcoreError, counted
+from lmcore.base.errors import LmcoreError, counted
 
 __all__ = ["ParsedFlags"]
 

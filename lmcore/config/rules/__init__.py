@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from lmcore.errors import LmcoreError
+from lmcore.base.errors import LmcoreError
 
 if TYPE_CHECKING:
     from lmcore.config.settings import LoadedConfig

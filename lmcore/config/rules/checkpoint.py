@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from lmcore.base.errors import ConfigError
 from lmcore.config.checkpoint_step import checkpoint_step
 from lmcore.config.rules import Problems, Rule
 from lmcore.config.settings import LoadedConfig
-from lmcore.errors import ConfigError
 
 __all__ = ["CHECKPOINT_RULES"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from lmcore.base.errors import ConfigError
 from lmcore.config.derived.data_source import (
     DIVIDED,
     OWN,
@@ -17,7 +18,6 @@ from lmcore.config.derived.split import parse_split
 from lmcore.config.option import flag_of
 from lmcore.config.rules import Problems, Rule
 from lmcore.config.settings import LoadedConfig
-from lmcore.errors import ConfigError
 
 __all__ = ["DATA_RULES"]
 

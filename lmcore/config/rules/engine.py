@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from lmcore.base.errors import ConfigError, suggestion
 from lmcore.config.engine import beyond, offloading
 from lmcore.config.rules import Problems, Rule
 from lmcore.config.settings import LoadedConfig
-from lmcore.errors import ConfigError, suggestion
 from lmcore.model.training_engine import absent_plugins, engine_named, engines
 
 __all__ = ["ENGINE_RULES"]

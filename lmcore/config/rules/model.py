@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from lmcore.base.errors import ConfigError
 from lmcore.config.derived.model_math import ffn_hidden_size, head_size, model_shape
 from lmcore.config.rules import Problems, Rule
 from lmcore.config.settings import LoadedConfig
-from lmcore.errors import ConfigError
 from lmcore.model.family import family_of, named_family
 from lmcore.model.parameters import parameter_count
 from lmcore.model.shape import ModelShape

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from lmcore.base.errors import ConfigError
 from lmcore.config.derived.model_math import family_name
 from lmcore.config.need import RESUMES, Need, Situation
 from lmcore.config.option import Option
 from lmcore.config.options.help import flag_form
 from lmcore.config.rules import Problems, Rule
 from lmcore.config.settings import LoadedConfig, UnreadSettingError
-from lmcore.errors import ConfigError
 
 if TYPE_CHECKING:
     from lmcore.config.derived.layout import ParallelLayout

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from lmcore.base.errors import ConfigError
 from lmcore.config.derived.layout import ParallelLayout
 from lmcore.config.optimizers import IMPORT_PATH, OPTIMIZERS, optimizer_facts
 from lmcore.config.rules import Problems, Rule
 from lmcore.config.settings import LoadedConfig
-from lmcore.errors import ConfigError
 
 __all__ = ["OPTIMIZER_RULES", "optimizer_layout_problems"]
 

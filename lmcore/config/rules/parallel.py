@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from lmcore.base.errors import ConfigError, LmcoreError
 from lmcore.config.derived.layout import ParallelLayout
 from lmcore.config.derived.model_math import ffn_hidden_size, num_query_groups
 from lmcore.config.option import flag_of
 from lmcore.config.rules import Problems, Rule
 from lmcore.config.rules.optimizer import optimizer_layout_problems
 from lmcore.config.settings import LoadedConfig
-from lmcore.errors import ConfigError, LmcoreError
 
 __all__ = ["PARALLEL_RULES", "data_parallel_size", "layout_problems", "world_size_problem"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from lmcore.base.errors import ConfigError
 from lmcore.config.rules import Problems, Rule
 from lmcore.config.settings import LoadedConfig
-from lmcore.errors import ConfigError
 
 __all__ = ["PATH_RULES"]
 

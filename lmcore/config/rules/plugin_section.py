@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
+from lmcore.base.errors import ConfigError
 from lmcore.config.option import Option, is_option
 from lmcore.config.plugin_section import plugin_options, section_name
 from lmcore.config.section import SECTION_NAMES
-from lmcore.errors import ConfigError
 
 __all__ = ["section_problem"]
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from lmcore.base.errors import ConfigError, counted
 from lmcore.config.rules import Problems
 from lmcore.config.settings import LoadedConfig
-from lmcore.errors import ConfigError, counted
 
 __all__ = ["profile_problems"]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from lmcore.base.errors import ConfigError
 from lmcore.config.derived.data_source import OWN, PARTS, TASK_OPTIONS
 from lmcore.config.option import flag_of
 from lmcore.config.rules import Problems, Rule
 from lmcore.config.settings import LoadedConfig
-from lmcore.errors import ConfigError
 
 __all__ = ["TASK_RULES"]
 

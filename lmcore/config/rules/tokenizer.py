@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from lmcore.base.errors import ConfigError
 from lmcore.config.option import flag_of
 from lmcore.config.rules import Problems, Rule
 from lmcore.config.settings import LoadedConfig
 from lmcore.config.tokenizer import BUILT_IN_TYPES, TokenizerSettings
-from lmcore.errors import ConfigError
 
 __all__ = ["TOKENIZER_RULES"]
 

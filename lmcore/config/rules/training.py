@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
+from lmcore.base.errors import ConfigError, counted, host_memory
 from lmcore.config.derived.batch_size import BatchSizes
 from lmcore.config.option import flag_of
 from lmcore.config.rules import Problems, Rule
 from lmcore.config.section.parallel import ENGINE_FILE
 from lmcore.config.settings import LoadedConfig, Provenance
-from lmcore.errors import ConfigError, counted, host_memory
 
 __all__ = [
     "DEFAULT_TRAIN_ITERS",

@@ -12,9 +12,9 @@ from functools import cache, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from lmcore.base.errors import PluginError
 from lmcore.config.option import Option, options_of
 from lmcore.config.plugin_section import NO_PLUGINS, PluginSections, PluginSettings
-from lmcore.errors import PluginError
 
 if TYPE_CHECKING:
     from lmcore.config.section.accelerator import AcceleratorSection

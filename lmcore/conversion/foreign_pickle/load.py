@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
-from lmcore.bounded_file import open_regular
+from lmcore.base.bounded_file import open_regular
+from lmcore.base.errors import CheckpointError
 from lmcore.checkpoint.zip_checksum import damaged_record
-from lmcore.errors import CheckpointError
 
 __all__ = ["load_tensors", "only_allowed"]
 

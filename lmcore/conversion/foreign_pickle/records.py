@@ -14,9 +14,9 @@ from typing import Any, Self
 
 import torch
 
-from lmcore.bounded_file import open_regular
+from lmcore.base.bounded_file import open_regular
+from lmcore.base.errors import CheckpointError
 from lmcore.conversion.foreign_pickle.load import load_tensors, only_allowed
-from lmcore.errors import CheckpointError
 
 __all__ = ["Record", "load_content", "values_of"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
-from lmcore.errors import CheckpointArgumentError, several
+from lmcore.base.errors import CheckpointArgumentError, several
 from lmcore.model.checkpoint_format import formats, of_absent_plugin
 
 __all__ = [

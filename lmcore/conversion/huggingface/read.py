@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from lmcore.base.errors import several
 from lmcore.conversion.huggingface.directory import CONFIG_NAME, unread_notes
 from lmcore.conversion.huggingface.recipes import recipes_of, token_embedding
 from lmcore.conversion.huggingface.saved_config import read_config
@@ -17,7 +18,6 @@ from lmcore.conversion.huggingface.tokenizer_files import tokenizer_settings
 from lmcore.conversion.huggingface.weights import WeightFiles, Weights
 from lmcore.conversion.state import WEIGHT, ModelState, require_no_problems
 from lmcore.conversion.unread import buffer_difference, same_values
-from lmcore.errors import several
 
 if TYPE_CHECKING:
     from torch import Tensor

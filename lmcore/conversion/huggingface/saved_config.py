@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from lmcore.bounded_file import read_bounded_file
+from lmcore.base.bounded_file import read_bounded_file
+from lmcore.base.errors import CheckpointArgumentError, CheckpointError
 from lmcore.conversion.huggingface.directory import CONFIG_NAME
-from lmcore.errors import CheckpointArgumentError, CheckpointError
 from lmcore.families.saved_shape import read_shape
 from lmcore.model.architecture import Architecture, ConfigReader, architectures
 from lmcore.model.shape import ModelShape

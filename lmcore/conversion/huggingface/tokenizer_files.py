@@ -10,10 +10,10 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmcore.bounded_file import read_bounded_file
+from lmcore.base.bounded_file import read_bounded_file
+from lmcore.base.errors import DataError
 from lmcore.config.tokenizer import BUILT_IN_TYPES, TokenizerSettings
 from lmcore.data.tokenizer.bpe_files import byte_alphabet
-from lmcore.errors import DataError
 
 if TYPE_CHECKING:
     from lmcore.data.tokenizer import Tokenizer

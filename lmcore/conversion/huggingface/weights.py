@@ -17,10 +17,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from lmcore.bounded_file import open_regular, read_bounded_file
+from lmcore.base.bounded_file import open_regular, read_bounded_file
+from lmcore.base.errors import CheckpointError
 from lmcore.conversion.foreign_pickle.load import load_tensors
 from lmcore.conversion.huggingface.directory import WEIGHT_FILES
-from lmcore.errors import CheckpointError
 
 __all__ = ["StoredTensor", "WeightFiles", "Weights"]
 

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from lmcore.base.errors import counted
+from lmcore.base.threads import read_ahead
 from lmcore.conversion.huggingface.directory import CONFIG_NAME, INDEX_NAME, SINGLE_NAME
 from lmcore.conversion.huggingface.read import HuggingFaceState
 from lmcore.conversion.huggingface.recipes import recipes_of
 from lmcore.conversion.huggingface.safetensors_writer import SafetensorsWriter, shards
 from lmcore.conversion.huggingface.tokenizer_files import write_tokenizer
 from lmcore.conversion.huggingface.written_config import architecture_of, config_of
-from lmcore.errors import counted
 from lmcore.model.family import vocabulary_parameters
-from lmcore.threads import read_ahead
 
 if TYPE_CHECKING:
     from torch import Tensor

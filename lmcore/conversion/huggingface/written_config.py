@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lmcore.errors import CheckpointError
+from lmcore.base.errors import CheckpointError
 from lmcore.model.architecture import Architecture, architectures_for
 from lmcore.model.family import family_of
 from lmcore.model.shape import ModelShape

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lmcore.errors import CheckpointArgumentError, CheckpointError, LmcoreError
+from lmcore.base.errors import CheckpointArgumentError, CheckpointError, LmcoreError
 from lmcore.plugin import discover
 from lmcore.plugin.isolation.subprocess_call import call_isolated
 from lmcore.plugin.registrations import plugins_records

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from lmcore.base.errors import ConfigError, LmcoreError, counted
 from lmcore.config.tokenizer import BUILT_IN_TYPES, TokenizerSettings, example_flags
 from lmcore.conversion.native.read import LmcoreState
 from lmcore.data.tokenizer import (
@@ -19,7 +20,6 @@ from lmcore.data.tokenizer import (
 )
 from lmcore.data.tokenizer.comparison import may_be_same, same_tokens
 from lmcore.data.tokenizer.saved import load_tokenizer
-from lmcore.errors import ConfigError, LmcoreError, counted
 
 if TYPE_CHECKING:
     from lmcore.checkpoint import Manifest

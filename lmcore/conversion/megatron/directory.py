@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lmcore.bounded_file import read_bounded_file
+from lmcore.base.bounded_file import read_bounded_file
+from lmcore.base.errors import CheckpointArgumentError, CheckpointError, counted
 from lmcore.conversion.directory_entries import sorted_entries
-from lmcore.errors import CheckpointArgumentError, CheckpointError, counted
 
 if TYPE_CHECKING:
     from lmcore.conversion.state import ModelState

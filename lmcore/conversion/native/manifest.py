@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lmcore.base.errors import CheckpointError
 from lmcore.conversion.state import WEIGHT
-from lmcore.errors import CheckpointError
 from lmcore.model.family import parameter_shapes
 
 if TYPE_CHECKING:

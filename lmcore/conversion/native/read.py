@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lmcore.base.errors import several
 from lmcore.checkpoint import CheckpointReader, newest_verified, survey
 from lmcore.conversion.native.manifest import (
     ADAM_NAME,
@@ -25,7 +26,6 @@ from lmcore.conversion.state import (
     Progress,
     known_settings,
 )
-from lmcore.errors import several
 from lmcore.families.saved_shape import is_number, read_shape
 from lmcore.optim.schedule import wrong_fields
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmcore.accelerator.dtype import dtype_name
 from lmcore.checkpoint import TensorEntry, save_streamed
 from lmcore.checkpoint.layout import CHECKPOINTS_NAME
 from lmcore.config.section import run_options
+from lmcore.contract.dtype import dtype_name
 from lmcore.conversion.native.continuing import shorter_length
 from lmcore.conversion.native.manifest import (
     ADAM_NAME,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lmcore.accelerator.dtype import dtype_name
+from lmcore.base.errors import ConfigError, nearest
 from lmcore.checkpoint import (
     CheckpointReader,
     TensorEntry,
@@ -21,10 +21,10 @@ from lmcore.checkpoint import (
     verify_checkpoint,
 )
 from lmcore.checkpoint.verify import damaged
+from lmcore.contract.dtype import dtype_name
 from lmcore.conversion.formats import read_state
 from lmcore.conversion.native.manifest import stored_name
 from lmcore.conversion.state import recorded_samples
-from lmcore.errors import ConfigError, nearest
 from lmcore.model.checkpoint_format import format_of, formats
 
 if TYPE_CHECKING:

@@ -12,14 +12,14 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmcore.accelerator.dtype import dtype_name
+from lmcore.base.errors import CheckpointError, ConfigError
 from lmcore.checkpoint import CheckpointReader, TensorEntry, save_streamed
 from lmcore.checkpoint.dcp_metadata import dtype_of
 from lmcore.checkpoint.layout import CHECKPOINTS_NAME
+from lmcore.contract.dtype import dtype_name
 from lmcore.conversion.cast import cast
 from lmcore.conversion.native.manifest import require_weights
 from lmcore.conversion.tensors.content import name_hint
-from lmcore.errors import CheckpointError, ConfigError
 from lmcore.families.saved_shape import read_shape
 from lmcore.model.family import vocabulary_parameters
 from lmcore.model.vocabulary import vocabulary_multiple

@@ -8,11 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lmcore.base.errors import ConfigError, LmcoreError, counted
 from lmcore.config.derived.data_source import Blend, DataSource, RunSources
 from lmcore.data.blend.file_list import read_data_file_list
 from lmcore.data.indexed.metadata import read_metadata
 from lmcore.data.task.table import inspect_task
-from lmcore.errors import ConfigError, LmcoreError, counted
 
 if TYPE_CHECKING:
     from lmcore.data.indexed.metadata import DatasetMetadata

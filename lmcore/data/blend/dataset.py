@@ -14,9 +14,9 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
+from lmcore.base.errors import CheckpointError
 from lmcore.data.blend.index import BlendIndex, build_blend_index
 from lmcore.data.indexed.mapped_files import MappedFiles
-from lmcore.errors import CheckpointError
 
 __all__ = [
     "BlendRecord",

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
-from lmcore.bounded_file import read_bounded_file
+from lmcore.base.bounded_file import read_bounded_file
+from lmcore.base.errors import ConfigError, DataError, LmcoreError, counted
 from lmcore.config.derived.data_source import LARGEST_WEIGHT, without_ending
-from lmcore.errors import ConfigError, DataError, LmcoreError, counted
 
 __all__ = [
     "DataFile",

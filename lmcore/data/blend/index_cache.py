@@ -8,13 +8,13 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+from lmcore.base.errors import DataError
+from lmcore.base.log import warn_once
 from lmcore.data.blend.index import BlendIndex, build_blend_index
 from lmcore.data.cache.array_store import Arrays, load_arrays, store_arrays
 from lmcore.data.cache.build_lock import build_or_wait
 from lmcore.data.cache.progress import log_progress, report_progress
 from lmcore.data.indexed.files import disk_errors
-from lmcore.errors import DataError
-from lmcore.log import warn_once
 
 __all__ = ["blend_index"]
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lmcore.base.errors import ConfigError
 from lmcore.data.blend.cyclic_sampler import CyclicDataset
 from lmcore.data.blend.dataset import BlendedDataset, BlendRecord, SourceRecord, SourceStream
 from lmcore.data.blend.index import BlendWeights, source_sizes
@@ -25,7 +26,6 @@ from lmcore.data.blend.sources import (
 )
 from lmcore.data.cache.index_cache import index_cache_dir
 from lmcore.data.indexed.statistics import content_fingerprint
-from lmcore.errors import ConfigError
 
 __all__ = ["Order", "OrderRecord"]
 

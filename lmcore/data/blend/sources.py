@@ -10,6 +10,8 @@ from typing import Protocol
 
 import numpy as np
 
+from lmcore.base.errors import DataError, counted
+from lmcore.base.log import ALL_RANKS
 from lmcore.config.derived.data_source import PARTS, Blend, DataSource, Part, RunSources
 from lmcore.config.derived.split import Split
 from lmcore.config.section.data import BLEND_RULES, SPLIT_RULES
@@ -26,8 +28,6 @@ from lmcore.data.cache.index_cache import index_cache_dir
 from lmcore.data.dataset.gpt import GPTDataset
 from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.indexed.metadata import verify_files
-from lmcore.errors import DataError, counted
-from lmcore.log import ALL_RANKS
 
 __all__ = [
     "GPTSamples",

@@ -6,10 +6,10 @@ import math
 from collections.abc import Collection
 from itertools import accumulate, pairwise
 
+from lmcore.base.errors import DataError, counted
 from lmcore.config.derived.data_source import PARTS, Part
 from lmcore.config.derived.split import Split
 from lmcore.config.section.data import SPLIT_RULES
-from lmcore.errors import DataError, counted
 
 __all__ = ["LONG_NAME", "split_documents", "split_ranges"]
 

@@ -14,11 +14,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
+from lmcore.base.errors import DataError, counted, suggestion
 from lmcore.config.derived.data_source import without_ending
 from lmcore.data.blend.file_list import DataFile, corpus_of, read_small_text
 from lmcore.data.indexed.files import copies_among
 from lmcore.data.indexed.idx_reader import read_index
-from lmcore.errors import DataError, counted, suggestion
 
 __all__ = [
     "DatasetTokens",

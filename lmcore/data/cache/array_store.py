@@ -24,12 +24,12 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from lmcore.bounded_file import read_bounded_file
-from lmcore.crc32 import crc32
+from lmcore.base.bounded_file import read_bounded_file
+from lmcore.base.crc32 import crc32
+from lmcore.base.durable import AtomicFile, sync_file, write_atomically
+from lmcore.base.errors import DataError
+from lmcore.base.log import warn_once
 from lmcore.data.indexed.files import disk_errors
-from lmcore.durable import AtomicFile, sync_file, write_atomically
-from lmcore.errors import DataError
-from lmcore.log import warn_once
 
 __all__ = ["Arrays", "load_arrays", "store_arrays"]
 

@@ -1,8 +1,8 @@
 """Election of the process that builds a file while other processes wait, without a collective.
 
-The builder holds a lock file (`lmcore.lock`).  The waiting processes poll for the finished file and
-take over the lock if the builder has died.  Ranks that wait this way cannot run into the time-out
-of a process group, however long the build takes.
+The builder holds a lock file (`lmcore.base.lock`).  The waiting processes poll for the finished
+file and take over the lock if the builder has died.  Ranks that wait this way cannot run into the
+time-out of a process group, however long the build takes.
 
 The lock only saves work.  Files appear complete and do not depend on the building process, so
 two builders at once do no harm.
@@ -16,10 +16,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from lmcore.base.errors import DataError
+from lmcore.base.lock import LockFile
+from lmcore.base.signals import deferred_signals
 from lmcore.data.indexed.files import disk_errors
-from lmcore.errors import DataError
-from lmcore.lock import LockFile
-from lmcore.signals import deferred_signals
 
 __all__ = ["build_or_wait"]
 

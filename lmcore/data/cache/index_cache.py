@@ -18,6 +18,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
+from lmcore.base.errors import DataError
+from lmcore.base.log import warn_once
 from lmcore.data.cache.array_store import Arrays, load_arrays, store_arrays
 from lmcore.data.cache.build_lock import build_or_wait
 from lmcore.data.cache.progress import ProgressCallback, log_progress, report_progress
@@ -29,8 +31,6 @@ from lmcore.data.indexed.statistics import (
     sequence_statistics,
 )
 from lmcore.data.native import Counter
-from lmcore.errors import DataError
-from lmcore.log import warn_once
 
 __all__ = [
     "ArraysRequest",

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lmcore.base.threads import periodically
 from lmcore.data.native import Counter
-from lmcore.threads import periodically
 
 __all__ = ["BuildProgress", "ProgressCallback", "log_progress", "report_progress"]
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from lmcore.base.errors import ConfigError, suggestion
 from lmcore.data.clean.corpus_step import CorpusStep
 from lmcore.data.clean.document import DocumentStep, FieldKeys
 from lmcore.data.clean.duplicates import ExactDuplicates, NearDuplicates
@@ -23,7 +24,6 @@ from lmcore.data.clean.minhash import MinHash
 from lmcore.data.clean.shuffle import Shuffle
 from lmcore.data.input.options import InputOptions
 from lmcore.data.tokenizer import Tokenizer
-from lmcore.errors import ConfigError, suggestion
 
 __all__ = ["STEPS", "CleanRequest", "PlannedSegment", "plan_chain"]
 

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from lmcore.base.durable import AtomicFile
+from lmcore.base.errors import ConfigError
 from lmcore.data.indexed.files import disk_errors
-from lmcore.durable import AtomicFile
-from lmcore.errors import ConfigError
 
 __all__ = ["STDOUT", "LineWriter"]
 

@@ -17,8 +17,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from lmcore.base.errors import ConfigError
 from lmcore.data.native import builders
-from lmcore.errors import ConfigError
 
 __all__ = ["MinHash", "jaccard", "shingle_set"]
 

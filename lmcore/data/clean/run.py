@@ -18,6 +18,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from lmcore.base.errors import ConfigError
 from lmcore.data.clean.chain import CleanRequest, PlannedSegment, plan_chain
 from lmcore.data.clean.corpus_step import StepContext
 from lmcore.data.clean.counts import StepCounts
@@ -31,7 +32,6 @@ from lmcore.data.input.options import unused_options
 from lmcore.data.input.problem import Reason
 from lmcore.data.input.read import read_input
 from lmcore.data.worker_pool import BatchWork, work_ordered
-from lmcore.errors import ConfigError
 
 __all__ = ["CleanProgress", "CleanReport", "ProgressCallback", "StepReport", "clean"]
 

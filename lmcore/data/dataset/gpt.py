@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from lmcore.base.errors import DataError
 from lmcore.data import native
 from lmcore.data.cache.index_cache import index_cache_dir, load_or_build
 from lmcore.data.dataset.gpt_index import FINAL_EPOCH_THRESHOLD, IndexRequest
 from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.indexed.mapped_files import MappedFiles
 from lmcore.data.indexed.statistics import content_fingerprint, sequence_statistics
-from lmcore.errors import DataError
 
 if TYPE_CHECKING:
     from lmcore.data.dataset.gpt_index import GPTIndex

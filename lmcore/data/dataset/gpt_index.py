@@ -18,13 +18,13 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from lmcore.base.errors import DataError, host_memory
 from lmcore.data import native
 from lmcore.data.cache.array_store import Arrays
 from lmcore.data.dataset.shuffle import shuffle
 from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.indexed.statistics import SequenceStatistics
 from lmcore.data.native import Counter
-from lmcore.errors import DataError, host_memory
 
 __all__ = [
     "FINAL_EPOCH_THRESHOLD",

@@ -12,10 +12,10 @@ from typing import Unpack
 import numpy as np
 import numpy.typing as npt
 
+from lmcore.base.errors import DataError, counted
 from lmcore.data.dataset.sentence_dataset import DatasetOptions, SentenceDataset
 from lmcore.data.dataset.sentence_index_cache import BlockRequest
 from lmcore.data.indexed.dataset import IndexedDataset
-from lmcore.errors import DataError, counted
 
 __all__ = ["ICTDataset", "ICTSample", "ICTSettings", "ICTVocabulary"]
 

@@ -11,13 +11,13 @@ from typing import Any, NotRequired, TypedDict
 import numpy as np
 import numpy.typing as npt
 
+from lmcore.base.errors import DataError, counted
 from lmcore.data.cache.index_cache import index_cache_dir, load_or_build
 from lmcore.data.dataset.sentence_index import NoSampleError
 from lmcore.data.dataset.sentence_index_cache import BlockRequest, SegmentRequest
 from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.indexed.mapped_files import MappedFiles
 from lmcore.data.indexed.statistics import content_fingerprint, sequence_statistics
-from lmcore.errors import DataError, counted
 
 __all__ = ["DatasetOptions", "SentenceDataset"]
 

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import numpy.typing as npt
 
+from lmcore.base.errors import DataError
 from lmcore.data import native
 from lmcore.data.native import Counter
-from lmcore.errors import DataError
 
 __all__ = [
     "NoSampleError",

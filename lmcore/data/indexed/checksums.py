@@ -15,10 +15,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lmcore.crc32 import crc32
+from lmcore.base.crc32 import crc32
+from lmcore.base.errors import counted
+from lmcore.base.threads import map_in_threads
 from lmcore.data.indexed.files import disk_errors
-from lmcore.errors import counted
-from lmcore.threads import map_in_threads
 
 __all__ = ["DatasetChecksums"]
 

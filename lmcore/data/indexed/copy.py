@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from lmcore.base.errors import DataError
 from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.indexed.files import IndexedFiles, disk_errors, file_changed
 from lmcore.data.indexed.idx_reader import Index, read_index
 from lmcore.data.indexed.mapped_files import MappedFiles
-from lmcore.errors import DataError
 
 __all__ = ["DocumentRange", "DocumentRanges", "copy_bytes", "write_ranges"]
 

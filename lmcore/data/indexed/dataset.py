@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from lmcore.base.errors import DataError, counted
 from lmcore.config.derived.data_source import without_ending
 from lmcore.data.indexed.idx_reader import SHORT_FILE, TOKEN_DTYPES, map_file, read_index
 from lmcore.data.indexed.mapped_files import MappedFiles
-from lmcore.errors import DataError, counted
 
 __all__ = ["IndexedDataset", "token_dtype"]
 

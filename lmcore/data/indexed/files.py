@@ -17,10 +17,10 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from lmcore.base.durable import AtomicFile, publish_file
+from lmcore.base.errors import DataError
 from lmcore.data.indexed.idx_reader import Format
 from lmcore.data.indexed.idx_writer import IndexContent, write_index
-from lmcore.durable import AtomicFile, publish_file
-from lmcore.errors import DataError
 
 __all__ = [
     "DiskFullError",

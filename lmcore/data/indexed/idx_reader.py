@@ -20,9 +20,9 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from lmcore.bounded_file import open_regular
+from lmcore.base.bounded_file import open_regular
+from lmcore.base.errors import DataError, counted
 from lmcore.data.indexed.mapped_files import MappedFiles
-from lmcore.errors import DataError, counted
 
 __all__ = [
     "CACHED_HEADER",

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from lmcore.base.errors import DataError, counted
 from lmcore.data.indexed.idx_writer import NumberSpool
-from lmcore.errors import DataError, counted
 
 __all__ = ["RebuiltIndex"]
 

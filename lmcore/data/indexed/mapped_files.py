@@ -16,8 +16,8 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from lmcore.base.errors import DataError, counted
 from lmcore.data.native import mapping_guard
-from lmcore.errors import DataError, counted
 
 __all__ = ["MappedFiles"]
 

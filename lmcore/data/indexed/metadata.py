@@ -10,13 +10,13 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from lmcore import __version__
-from lmcore.bounded_file import read_bounded_file
+from lmcore.base.bounded_file import read_bounded_file
+from lmcore.base.errors import DataError
 from lmcore.config.tokenizer import TokenizerIdentity
 from lmcore.data.indexed.checksums import DatasetChecksums
 from lmcore.data.indexed.files import disk_errors, replacing
 from lmcore.data.indexed.writer import IndexedDatasetWriter
 from lmcore.data.tokenizer import Tokenizer
-from lmcore.errors import DataError
 
 __all__ = [
     "DatasetMetadata",

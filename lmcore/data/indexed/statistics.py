@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lmcore.bounded_file import read_bounded_file
+from lmcore.base.bounded_file import read_bounded_file
+from lmcore.base.durable import write_atomically
 from lmcore.data.indexed.dataset import IndexedDataset
-from lmcore.durable import write_atomically
 
 __all__ = [
     "SequenceStatistics",

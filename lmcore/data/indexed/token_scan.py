@@ -19,12 +19,12 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from lmcore.base.errors import DataError
 from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.indexed.files import file_changed
 from lmcore.data.indexed.idx_reader import Index
 from lmcore.data.indexed.idx_writer import NumberSpool
 from lmcore.data.indexed.mapped_files import MappedFiles
-from lmcore.errors import DataError
 
 __all__ = ["TokenScan", "document_bounds", "scan_tokens"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from lmcore.base.errors import ConfigError, LmcoreError
 from lmcore.config.tokenizer import TokenizerIdentity, TokenizerSettings
 from lmcore.data.indexed.metadata import metadata_path
 from lmcore.data.tokenizer import Tokenizer, TokenizerFactory, tokenizer_from
-from lmcore.errors import ConfigError, LmcoreError
 
 __all__ = ["dataset_tokenizer"]
 

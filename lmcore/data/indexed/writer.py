@@ -10,11 +10,11 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from lmcore.base.errors import DataError
 from lmcore.data.indexed.checksums import DatasetChecksums
 from lmcore.data.indexed.files import IndexedFiles, check_token_range, disk_errors
 from lmcore.data.indexed.idx_reader import Format
 from lmcore.data.indexed.idx_writer import NumberSpool, dtype_code
-from lmcore.errors import DataError
 
 __all__ = ["FORMATS", "IndexedDatasetWriter"]
 

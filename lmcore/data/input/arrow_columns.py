@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from lmcore.base.errors import MissingPackageError
 from lmcore.data.input.compression import DamagedError
 from lmcore.data.input.document import InputDocument, key_missing
 from lmcore.data.input.options import InputOptions
 from lmcore.data.input.problem import BadDocument, too_long
-from lmcore.errors import MissingPackageError
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol, cast
 
-from lmcore.errors import DataError, MissingPackageError
+from lmcore.base.errors import DataError, MissingPackageError
 
 __all__ = [
     "BOM",

@@ -7,12 +7,12 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from lmcore.base.errors import counted, nearest
 from lmcore.data.input.batch import TextBatch
 from lmcore.data.input.compression import BOM
 from lmcore.data.input.files import InputFile
 from lmcore.data.input.options import InputOptions
 from lmcore.data.input.problem import BadDocument, Problem, Unit
-from lmcore.errors import counted, nearest
 
 __all__ = [
     "InputDocument",

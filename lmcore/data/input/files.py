@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast, get_args
 
+from lmcore.base.errors import ConfigError, DataError, counted, suggestion
 from lmcore.data.input.compression import BOM, STDIN, open_text, refuse_device
-from lmcore.errors import ConfigError, DataError, counted, suggestion
 
 __all__ = [
     "FORMATS",

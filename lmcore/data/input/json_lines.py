@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Generator
 from pathlib import Path
 
+from lmcore.base.errors import DataError
 from lmcore.data.input.batch import LineBatch
 from lmcore.data.input.compression import STDIN, blocks, open_input
 from lmcore.data.input.files import MAGIC, InputFile
 from lmcore.data.input.options import InputOptions
 from lmcore.data.input.problem import too_long
-from lmcore.errors import DataError
 
 __all__ = ["read"]
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from lmcore.base.errors import ConfigError, LmcoreError
 from lmcore.data.input.files import Format, InputFile
-from lmcore.errors import ConfigError, LmcoreError
 
 __all__ = ["DocumentUnit", "InputOptions", "unused_options"]
 

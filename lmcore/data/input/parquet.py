@@ -7,6 +7,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lmcore.base.errors import DataError
 from lmcore.data.input.arrow_columns import (
     arrow_errors,
     documents_of,
@@ -19,7 +20,6 @@ from lmcore.data.input.document import InputDocument, batch_documents, unusable_
 from lmcore.data.input.files import InputFile
 from lmcore.data.input.options import InputOptions
 from lmcore.data.input.problem import BadDocument
-from lmcore.errors import DataError
 
 if TYPE_CHECKING:
     import pyarrow.parquet as pq

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from lmcore.errors import DataError, counted
+from lmcore.base.errors import DataError, counted
 
 __all__ = ["BadDocument", "BadInputError", "Problem", "Reason", "Unit", "too_long"]
 

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lmcore.base.errors import DataError
 from lmcore.data.dataset.document_mask import DocumentMasks
-from lmcore.errors import DataError
 
 __all__ = ["Batch", "CausalLMCollation", "Collation", "check_vocabulary"]
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from lmcore.data.loading.nested import map_tensors
 
 if TYPE_CHECKING:
-    from lmcore.accelerator.device import Device
+    from lmcore.contract.device import Device
     from lmcore.data.loading.batch import Batch
     from lmcore.data.loading.loader import BatchLoader
 

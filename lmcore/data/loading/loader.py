@@ -20,9 +20,9 @@ from typing import Any, Protocol, Self
 
 from torch import Tensor
 
+from lmcore.base.errors import host_memory
+from lmcore.base.threads import start_optional
 from lmcore.data.loading.batch import Batch, CausalLMCollation, Collation
-from lmcore.errors import host_memory
-from lmcore.threads import start_optional
 
 __all__ = ["BatchLoader", "SampleSource"]
 

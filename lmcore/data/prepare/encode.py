@@ -16,6 +16,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from lmcore.base.errors import LmcoreError
 from lmcore.data.input.batch import Batch, LineBatch
 from lmcore.data.input.compression import BOM
 from lmcore.data.input.document import byte_order_mark, text_of
@@ -24,7 +25,6 @@ from lmcore.data.prepare.encode_types import EncodedBatch, EncodePlan, KeyTokens
 from lmcore.data.prepare.sentence.splitter import SentenceSplitter
 from lmcore.data.tokenizer import Tokenizer
 from lmcore.data.tokenizer.native import BlockTokens, EncodesBlocks
-from lmcore.errors import LmcoreError
 
 __all__ = ["EncodePlan", "EncodedBatch", "KeyTokens", "encode_batch", "encode_sentences"]
 

@@ -14,11 +14,11 @@ from typing import Self
 
 import numpy as np
 
-from lmcore.bounded_file import read_bounded_file
+from lmcore.base.bounded_file import read_bounded_file
+from lmcore.base.durable import AtomicFile, write_atomically
+from lmcore.base.errors import DataError
 from lmcore.data.indexed.files import disk_errors
 from lmcore.data.indexed.mapped_files import MappedFiles
-from lmcore.durable import AtomicFile, write_atomically
-from lmcore.errors import DataError
 
 __all__ = ["LazyText", "write_lazy_text"]
 

@@ -16,15 +16,15 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lmcore.bounded_file import read_bounded_file
+from lmcore.base.bounded_file import read_bounded_file
+from lmcore.base.errors import ConfigError, DataError, suggestion
 from lmcore.config.derived.data_source import BUNDLED
 from lmcore.data.cache.build_lock import build_or_wait
 from lmcore.data.prepare.lazy_text import LazyText, write_lazy_text
-from lmcore.errors import ConfigError, DataError, suggestion
 from lmcore.plugin.registrations import Registrations, plugin_corpora
 
 if TYPE_CHECKING:
-    from lmcore.accelerator.tokenizer import Tokenizer
+    from lmcore.contract.tokenizer import Tokenizer
     from lmcore.plugin import PluginRecord, PluginSet
 
 __all__ = ["BUNDLED", "NamedText", "bundled_text", "find_text", "named_texts", "prepare_named_text"]

@@ -20,14 +20,14 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from lmcore.base.durable import sync_file
+from lmcore.base.errors import DataError, counted
 from lmcore.data.indexed.checksums import DatasetChecksums
 from lmcore.data.indexed.files import check_token_range, commit_pair, disk_errors
 from lmcore.data.indexed.idx_reader import Format
 from lmcore.data.indexed.idx_writer import write_index
 from lmcore.data.prepare.encode_types import KeyTokens
 from lmcore.data.prepare.shuffle import shuffle_documents
-from lmcore.durable import sync_file
-from lmcore.errors import DataError, counted
 
 __all__ = ["DatasetCounts", "PartialDataset"]
 

@@ -18,6 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
+from lmcore.base.errors import ConfigError, DataError, counted
+from lmcore.base.lock import LockFile
 from lmcore.data.indexed.files import DiskFullError, disk_errors
 from lmcore.data.indexed.writer import FORMATS
 from lmcore.data.input.compression import DamagedError
@@ -31,8 +33,6 @@ from lmcore.data.prepare.resume_state import (
     require_same,
     write_state,
 )
-from lmcore.errors import ConfigError, DataError, counted
-from lmcore.lock import LockFile
 
 __all__ = ["PartialOutput", "state_path"]
 

@@ -14,7 +14,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from lmcore.bounded_file import read_bounded_file
+from lmcore.base.bounded_file import read_bounded_file
+from lmcore.base.errors import ConfigError, DataError, LmcoreError
 from lmcore.data.indexed.files import replacing
 from lmcore.data.input.files import InputFile
 from lmcore.data.prepare.request import (
@@ -23,7 +24,6 @@ from lmcore.data.prepare.request import (
     PrepareRequest,
 )
 from lmcore.data.prepare.resume_state import INDENT, Identity, changed_files, changed_settings
-from lmcore.errors import ConfigError, DataError, LmcoreError
 
 __all__ = ["join_partitions", "partition_files", "write_partition_record"]
 

@@ -8,13 +8,13 @@ from collections.abc import Generator, Iterable
 from contextlib import closing
 from pathlib import Path
 
+from lmcore.base.errors import ConfigError, DataError
 from lmcore.data.indexed.dataset import token_dtype
 from lmcore.data.indexed.metadata import commit
 from lmcore.data.indexed.writer import IndexedDatasetWriter
 from lmcore.data.input.compression import open_text
 from lmcore.data.prepare.run import KeyReport, PrepareReport, document_prefix
 from lmcore.data.tokenizer import Tokenizer
-from lmcore.errors import ConfigError, DataError
 
 __all__ = ["documents_from_text", "prepare_documents", "prepare_text"]
 

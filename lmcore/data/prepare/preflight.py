@@ -9,12 +9,12 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from lmcore.base.errors import ConfigError, LmcoreError
 from lmcore.data.indexed.writer import FORMATS
 from lmcore.data.input.compression import STDIN
 from lmcore.data.input.files import InputFile, find_inputs
 from lmcore.data.input.options import unused_options
 from lmcore.data.prepare.request import PrepareRequest
-from lmcore.errors import ConfigError, LmcoreError
 
 __all__ = ["check_request", "request_problems"]
 

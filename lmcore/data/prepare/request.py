@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
+from lmcore.base.errors import counted
 from lmcore.data.existing_output import require_replaceable
 from lmcore.data.indexed.writer import IndexedDatasetWriter
 from lmcore.data.input.options import InputOptions
 from lmcore.data.tokenizer import Tokenizer
 from lmcore.data.tokenizer.native import EncodesBlocks
-from lmcore.errors import counted
 
 if TYPE_CHECKING:
     from lmcore.data.prepare.sentence.splitter import SentenceSplitter

@@ -21,13 +21,13 @@ from typing import Any, cast
 
 import numpy as np
 
-from lmcore.bounded_file import read_bounded_file
+from lmcore.base.bounded_file import read_bounded_file
+from lmcore.base.errors import ConfigError, DataError, counted
 from lmcore.data.indexed.files import replacing
 from lmcore.data.indexed.metadata import metadata_path
 from lmcore.data.input.files import InputFile
 from lmcore.data.prepare.partial_dataset import DatasetCounts
 from lmcore.data.prepare.request import KeyReport, PrepareReport, PrepareRequest
-from lmcore.errors import ConfigError, DataError, counted
 
 __all__ = [
     "INDENT",

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from lmcore.base.errors import ConfigError, DataError, RunError, counted
 from lmcore.data.indexed.dataset import token_dtype
 from lmcore.data.indexed.metadata import DatasetMetadata, remove_metadata, write_metadata
 from lmcore.data.input.batch import Batch
@@ -48,7 +49,6 @@ from lmcore.data.prepare.resume_state import (
     write_completed,
 )
 from lmcore.data.worker_pool import BatchWork, work_ordered
-from lmcore.errors import ConfigError, DataError, RunError, counted
 
 __all__ = [
     "KeyReport",

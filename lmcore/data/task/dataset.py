@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from lmcore.base.errors import DataError
 from lmcore.config.derived.data_source import TaskData
 from lmcore.data.cache.build_lock import build_or_wait
 from lmcore.data.indexed.dataset import IndexedDataset, token_dtype
@@ -24,7 +25,6 @@ from lmcore.data.indexed.metadata import commit, read_metadata
 from lmcore.data.indexed.writer import IndexedDatasetWriter
 from lmcore.data.task.table import TaskRow, read_rows
 from lmcore.data.tokenizer import Tokenizer
-from lmcore.errors import DataError
 
 __all__ = ["TaskDataset", "TaskSample", "prepare_task"]
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from lmcore.base.errors import DataError, LmcoreError, counted, nearest, suggestion
 from lmcore.config.derived.data_source import Part, RunSources, TaskData
 from lmcore.data.input.compression import open_text
 from lmcore.data.input.files import detect_format
-from lmcore.errors import DataError, LmcoreError, counted, nearest, suggestion
 
 __all__ = ["TaskRow", "inspect_task", "read_rows"]
 

@@ -3,7 +3,7 @@
 `tokenizer_from` maps the names of types to classes.  Nothing here imports torch.
 """
 
-from lmcore.accelerator.tokenizer import Tokenizer, TokenizerFactory
+from lmcore.contract.tokenizer import Tokenizer, TokenizerFactory
 from lmcore.data.tokenizer.build import build_tokenizer, tokenizer_from, tokenizer_types
 from lmcore.data.tokenizer.byte import ByteTokenizer
 from lmcore.data.tokenizer.file_tokenizer import SpecialIds, special_ids, spellings

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import cast
 
-from lmcore.errors import DataError, counted
+from lmcore.base.errors import DataError, counted
 
 __all__ = [
     "Merge",

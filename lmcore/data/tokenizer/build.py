@@ -12,14 +12,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from lmcore.accelerator.tokenizer import Tokenizer, TokenizerFactory
+from lmcore.base.errors import ConfigError, suggestion
 from lmcore.config.tokenizer import BUILT_IN_TYPES, TokenizerSettings, TypeOptions
+from lmcore.contract.tokenizer import Tokenizer, TokenizerFactory
 from lmcore.data.gpt2_preload import BpePreload
 from lmcore.data.tokenizer.byte import ByteTokenizer
 from lmcore.data.tokenizer.file_tokenizer import FileTokenizer
 from lmcore.data.tokenizer.gpt2 import GPT2BPETokenizer
 from lmcore.data.tokenizer.null import NullTokenizer
-from lmcore.errors import ConfigError, suggestion
 
 if TYPE_CHECKING:
     from lmcore.plugin import PluginSet

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from lmcore.accelerator.tokenizer import Tokenizer
+from lmcore.contract.tokenizer import Tokenizer
 
 __all__ = ["ByteTokenizer"]
 

@@ -7,8 +7,8 @@ selects the embedding of the same token.  Some checkpoints record no more than t
 
 from __future__ import annotations
 
-from lmcore.accelerator.tokenizer import Tokenizer
 from lmcore.config.tokenizer import BUILT_IN_TYPES
+from lmcore.contract.tokenizer import Tokenizer
 from lmcore.data.tokenizer.bpe_files import byte_alphabet
 from lmcore.data.tokenizer.byte import ByteTokenizer
 from lmcore.data.tokenizer.file_tokenizer import FileTokenizer

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lmcore.accelerator.tokenizer import Tokenizer
-from lmcore.bounded_file import read_bounded_file
+from lmcore.base.bounded_file import read_bounded_file
+from lmcore.base.errors import ConfigError, DataError
 from lmcore.config.tokenizer import TokenizerSettings
-from lmcore.errors import ConfigError, DataError
+from lmcore.contract.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from typing import Self

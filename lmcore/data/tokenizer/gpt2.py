@@ -21,7 +21,8 @@ from typing import Literal, assert_never
 import numpy as np
 import numpy.typing as npt
 
-from lmcore.accelerator.tokenizer import Tokenizer
+from lmcore.base.errors import ConfigError, MissingPackageError
+from lmcore.contract.tokenizer import Tokenizer
 from lmcore.data.gpt2_preload import END, MAX_BYTES, BpeContents, BpePreload
 from lmcore.data.native import reason as native_reason
 from lmcore.data.tokenizer.bpe_files import (
@@ -38,7 +39,6 @@ from lmcore.data.tokenizer.native import (
     native_bpe,
 )
 from lmcore.data.tokenizer.word_cache import WordCache
-from lmcore.errors import ConfigError, MissingPackageError
 
 __all__ = ["Engine", "GPT2BPETokenizer", "python_bpe", "split_words"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lmcore.accelerator.tokenizer import Tokenizer
-from lmcore.errors import ConfigError, DataError
+from lmcore.base.errors import ConfigError, DataError
+from lmcore.contract.tokenizer import Tokenizer
 
 __all__ = ["NullTokenizer"]
 

@@ -20,12 +20,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from lmcore.bounded_file import read_bounded_file
+from lmcore.base.bounded_file import read_bounded_file
+from lmcore.base.durable import atomic_directory
+from lmcore.base.errors import ConfigError, DataError
 from lmcore.config.tokenizer import BUILT_IN_TYPES, COPIED_FILES, TokenizerSettings
 from lmcore.data.tokenizer import Tokenizer, TokenizerFactory, tokenizer_from
 from lmcore.data.tokenizer.file_tokenizer import FileTokenizer
-from lmcore.durable import atomic_directory
-from lmcore.errors import ConfigError, DataError
 
 __all__ = ["RECORD_NAME", "load_tokenizer", "save_tokenizer", "saved_tokenizer_settings"]
 

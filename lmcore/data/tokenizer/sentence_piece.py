@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from lmcore.base.errors import DataError, MissingPackageError
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.data.tokenizer.file_tokenizer import (
     FileTokenizer,
@@ -22,7 +23,6 @@ from lmcore.data.tokenizer.file_tokenizer import (
     read_bounded,
     refuse_surrogates,
 )
-from lmcore.errors import DataError, MissingPackageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

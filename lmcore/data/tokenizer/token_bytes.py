@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 
-from lmcore.accelerator.tokenizer import Tokenizer
+from lmcore.contract.tokenizer import Tokenizer
 from lmcore.data.tokenizer.bpe_files import byte_alphabet
 from lmcore.data.tokenizer.byte import ByteTokenizer
 from lmcore.data.tokenizer.file_tokenizer import FileTokenizer

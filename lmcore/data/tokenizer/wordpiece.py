@@ -21,6 +21,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from lmcore.base.errors import DataError
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.data.tokenizer.bert_pretokenizer import character_page, word_splitter
 from lmcore.data.tokenizer.file_tokenizer import (
@@ -31,7 +32,6 @@ from lmcore.data.tokenizer.file_tokenizer import (
 )
 from lmcore.data.tokenizer.native import BlockTokens, native_wordpiece
 from lmcore.data.tokenizer.word_cache import WordCache
-from lmcore.errors import DataError
 
 __all__ = ["BertWordPieceTokenizer"]
 

@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from lmcore.base.errors import DataError, counted
 from lmcore.data.input.batch import Batch, LineBatch
 from lmcore.data.input.document import record_of, require_utf8, text_of
 from lmcore.data.input.files import find_inputs
 from lmcore.data.input.options import InputOptions
 from lmcore.data.input.problem import BadDocument
 from lmcore.data.input.read import read_input
-from lmcore.errors import DataError, counted
 
 __all__ = ["ReadProgress", "TextSample", "read_sample"]
 

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from lmcore.base.durable import atomic_directory
+from lmcore.base.errors import ConfigError, suggestion
 from lmcore.config.tokenizer import BUILT_IN_TYPES, TokenizerSettings
 from lmcore.data.indexed.files import disk_errors
 from lmcore.data.tokenizer import Tokenizer, tokenizer_from
 from lmcore.data.tokenizer_training.text_sample import ReadProgress, TextSample, read_sample
 from lmcore.data.tokenizer_training.trainers import KINDS, Kind, Recipe, require_room
-from lmcore.durable import atomic_directory
-from lmcore.errors import ConfigError, suggestion
 
 __all__ = ["TrainingReport", "TrainingRequest", "train_tokenizer"]
 

@@ -17,9 +17,9 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from lmcore.base.errors import ConfigError, DataError, MissingPackageError
 from lmcore.data.tokenizer.bert_pretokenizer import word_splitter
 from lmcore.data.tokenizer.bpe_files import byte_alphabet
-from lmcore.errors import ConfigError, DataError, MissingPackageError
 
 __all__ = ["KINDS", "Kind", "Recipe", "require_room"]
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
+from lmcore.base.errors import DataError, counted
 from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.indexed.idx_reader import Format, Index, read_index
 from lmcore.data.indexed.metadata import DatasetMetadata, read_metadata
 from lmcore.data.indexed.missing_eod import find_missing_eod
 from lmcore.data.indexed.token_scan import TokenScan, document_bounds, scan_tokens
 from lmcore.data.tokenizer import Tokenizer
-from lmcore.errors import DataError, counted
 
 __all__ = ["DecodedDocument", "InspectReport", "inspect", "read_documents"]
 

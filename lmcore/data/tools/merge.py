@@ -9,6 +9,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
+from lmcore.base.errors import DataError, counted
 from lmcore.config.derived.data_source import without_ending
 from lmcore.data.existing_output import require_replaceable
 from lmcore.data.indexed.checksums import DatasetChecksums
@@ -24,7 +25,6 @@ from lmcore.data.indexed.metadata import (
     verify_files,
     write_metadata,
 )
-from lmcore.errors import DataError, counted
 
 __all__ = [
     "MergeInput",

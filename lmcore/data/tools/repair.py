@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from lmcore.base.errors import ConfigError, DataError, counted
 from lmcore.data.existing_output import require_unused
 from lmcore.data.indexed.checksums import DatasetChecksums
 from lmcore.data.indexed.copy import copy_bytes
@@ -29,7 +30,6 @@ from lmcore.data.indexed.metadata import (
     write_metadata,
 )
 from lmcore.data.indexed.missing_eod import IndexWithEod, find_missing_eod
-from lmcore.errors import ConfigError, DataError, counted
 
 __all__ = ["RepairReport", "RepairRequest", "hyphenated", "repair"]
 

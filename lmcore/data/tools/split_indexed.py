@@ -9,13 +9,13 @@ from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from lmcore.base.errors import DataError, counted
 from lmcore.data.existing_output import require_unused
 from lmcore.data.indexed.copy import DocumentRange, DocumentRanges, write_ranges
 from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.indexed.files import IndexedFiles
 from lmcore.data.indexed.metadata import write_metadata
 from lmcore.data.tools.merge import open_sources, with_counts
-from lmcore.errors import DataError, counted
 
 __all__ = ["IndexedSplitReport", "SplitFile", "split_indexed"]
 

@@ -16,12 +16,12 @@ from dataclasses import asdict, dataclass
 from fractions import Fraction
 from pathlib import Path
 
+from lmcore.base.durable import AtomicFile
+from lmcore.base.errors import ConfigError, DataError, counted
 from lmcore.data.existing_output import require_unused
 from lmcore.data.indexed.files import disk_errors, file_changed
 from lmcore.data.input.compression import BOM, STDIN, open_text
 from lmcore.data.input.files import find_inputs
-from lmcore.durable import AtomicFile
-from lmcore.errors import ConfigError, DataError, counted
 
 __all__ = ["JsonPart", "JsonSplitReport", "split_json"]
 

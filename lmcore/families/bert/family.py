@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from lmcore.errors import ConfigError
+from lmcore.base.errors import ConfigError
 from lmcore.families.layers.parameters import block_rows, norm_rows
 from lmcore.model.family import Body, Family, ForwardFlops, Loss, block_flops
 from lmcore.model.parameters import ZEROS, Init, Parameter, Split

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
-from lmcore.errors import counted
+from lmcore.base.errors import counted
 from lmcore.families.layers.parameters import module_of
 from lmcore.model.architecture import Architecture, ConfigReader, ForeignTensors
 from lmcore.model.shape import ModelShape

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from lmcore.base.errors import ConfigError, DataError, counted
 from lmcore.data.dataset.bert import BertDataset, BertSettings
 from lmcore.data.dataset.masking import MaskingPolicy, MaskingVocabulary
 from lmcore.data.tokenizer import special_ids, spellings
-from lmcore.errors import ConfigError, DataError, counted
 from lmcore.families.sample_format import SampleFormat
 
 if TYPE_CHECKING:

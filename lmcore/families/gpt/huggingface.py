@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from lmcore.errors import counted
+from lmcore.base.errors import counted
 from lmcore.families.layers.parameters import module_of
 from lmcore.families.saved_shape import is_number
 from lmcore.model.architecture import Architecture, ConfigReader, ForeignTensors

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from lmcore.base.errors import ConfigError
+from lmcore.base.log import ALL_RANKS
 from lmcore.data.blend.sources import GPTSamples
 from lmcore.data.dataset.document_mask import DocumentMasks
 from lmcore.data.loading.batch import CausalLMCollation
-from lmcore.errors import ConfigError
 from lmcore.families.sample_format import SampleFormat
-from lmcore.log import ALL_RANKS
 from lmcore.model.family import family_of
 
 if TYPE_CHECKING:

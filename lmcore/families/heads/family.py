@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lmcore.errors import ConfigError
+from lmcore.base.errors import ConfigError
 from lmcore.model.family import Body, Family, ForwardFlops, Loss
 from lmcore.model.parameters import ZEROS, Init, Parameter
 from lmcore.model.shape import ModelShape

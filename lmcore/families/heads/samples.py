@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from lmcore.base.errors import ConfigError, counted
 from lmcore.data.task.dataset import TaskDataset, TaskSample
 from lmcore.data.tokenizer import special_ids
-from lmcore.errors import ConfigError, counted
 from lmcore.families.bert.samples import second_type
 from lmcore.families.sample_format import SampleFormat
 from lmcore.model.family import family_of

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from lmcore.accelerator.generation_kernels import NextTokenAttention
+    from lmcore.contract.generation_kernels import NextTokenAttention
 
 __all__ = ["KeyValueCache", "LayerCache", "SlotCache"]
 

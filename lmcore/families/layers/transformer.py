@@ -18,7 +18,7 @@ from lmcore.families.layers.projection import Linear
 from lmcore.families.layers.rotary import Rotation, rotate
 
 if TYPE_CHECKING:
-    from lmcore.accelerator.generation_kernels import NextTokenAttention
+    from lmcore.contract.generation_kernels import NextTokenAttention
     from lmcore.families.layers.cache import LayerCache
     from lmcore.families.op_binding import OpBinding
     from lmcore.model.shape import ModelShape

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lmcore.errors import ConfigError
+from lmcore.base.errors import ConfigError
 from lmcore.generation.chat.template import ChatTemplate
 from lmcore.generation.text.answers import Answer, Answers
 

@@ -12,8 +12,8 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
-from lmcore.child_process import ending
-from lmcore.errors import ConfigError, RunError
+from lmcore.base.child_process import ending
+from lmcore.base.errors import ConfigError, RunError
 from lmcore.generation.chat.json_messages import read_message, write_message
 
 __all__ = ["MAX_TEMPLATE_CHARACTERS", "ChatRenderer", "EveryTextError", "TemplateError"]

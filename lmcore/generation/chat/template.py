@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lmcore.bounded_file import read_bounded_file
+from lmcore.base.bounded_file import read_bounded_file
+from lmcore.base.errors import ConfigError
 from lmcore.data.tokenizer import Tokenizer
 from lmcore.data.tokenizer.pretrained.chat_files import DEFAULT_TEMPLATE, chat_templates
 from lmcore.data.tokenizer.pretrained.special_text import role_tokens, special_encoder
-from lmcore.errors import ConfigError
 from lmcore.generation.chat.renderer import (
     MAX_TEMPLATE_CHARACTERS,
     ChatRenderer,

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from lmcore.accelerator.device_errors import first_line
-from lmcore.errors import RunError, counted
+from lmcore.base.errors import RunError, counted
+from lmcore.base.signals import deferred_signals
+from lmcore.contract.device_errors import first_line
 from lmcore.generation.parallel.messages import Call, MessageChannel
 from lmcore.generation.parallel.part import DTYPES, PartRunner
-from lmcore.signals import deferred_signals
 
 if TYPE_CHECKING:
     from lmcore.model.shape import ModelShape

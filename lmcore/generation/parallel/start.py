@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from lmcore.base.errors import ConfigError, LmcoreError, counted
 from lmcore.checkpoint.load import load_checkpoint
 from lmcore.config.derived.layout import ParallelLayout
 from lmcore.conversion.native.manifest import WEIGHT_PREFIX
 from lmcore.conversion.native.read import LmcoreState
-from lmcore.errors import ConfigError, LmcoreError, counted
 from lmcore.generation.load import LoadedModel, allocate, described_model, open_checkpoint
 from lmcore.generation.parallel.driver import ParallelModel
 from lmcore.generation.parallel.messages import MessageChannel

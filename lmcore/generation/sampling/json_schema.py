@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from lmcore.base.errors import ConfigError, MissingPackageError, RunError
 from lmcore.data.tokenizer.token_bytes import token_bytes
-from lmcore.errors import ConfigError, MissingPackageError, RunError
 
 if TYPE_CHECKING:
     from lmcore.data.tokenizer import Tokenizer

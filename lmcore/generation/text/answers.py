@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from lmcore.base.errors import ConfigError, counted
 from lmcore.data.tokenizer.pretrained.chat_files import end_tokens
-from lmcore.errors import ConfigError, counted
 from lmcore.generation.generate import generate_with_cache, recompute, room
 from lmcore.generation.options import NUM_SEEDS
 from lmcore.generation.request import Request

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmcore.errors import ConfigError, DataError
+from lmcore.base.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from lmcore.data.tokenizer import Tokenizer

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from lmcore.base.errors import ConfigError, counted
 from lmcore.data.tokenizer.pretrained.chat_files import end_tokens
-from lmcore.errors import ConfigError, counted
 from lmcore.generation.beam import beam_search
 from lmcore.generation.engine import Engine
 from lmcore.generation.generate import recompute, require_room, room

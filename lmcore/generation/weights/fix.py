@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lmcore.accelerator.generation_kernels import ConstantProjection
-from lmcore.errors import ConfigError, counted
+from lmcore.base.errors import ConfigError, counted
+from lmcore.contract.generation_kernels import ConstantProjection
 from lmcore.families.layers.projection import Embedding, Linear
 from lmcore.families.layers.transformer import Attention, FeedForward
 from lmcore.generation.text_model import Execution
 from lmcore.generation.weights.quantization import GROUP, expanded_projection, quantize
 
 if TYPE_CHECKING:
-    from lmcore.accelerator.device import Device
-    from lmcore.accelerator.generation_kernels import Projection, QuantizedWeight
-    from lmcore.accelerator.precision.policy import PrecisionPolicy
+    from lmcore.contract.device import Device
+    from lmcore.contract.generation_kernels import Projection, QuantizedWeight
+    from lmcore.contract.precision.policy import PrecisionPolicy
     from lmcore.families.protocol import CausalLM
     from lmcore.runtime.runtime import Runtime
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lmcore.accelerator.generation_kernels import QuantizedWeight
+from lmcore.contract.generation_kernels import QuantizedWeight
 
 __all__ = ["GROUP", "expanded_projection", "quantize"]
 

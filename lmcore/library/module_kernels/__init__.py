@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 from torch.optim import Optimizer
 
-from lmcore.errors import ConfigError, LmcoreError
+from lmcore.base.errors import ConfigError, LmcoreError
 from lmcore.library.module_kernels.attention import replace_attention, replace_rotary
 from lmcore.library.module_kernels.choice import group
 from lmcore.library.module_kernels.feed_forward import replace_feed_forwards

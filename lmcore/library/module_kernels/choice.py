@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lmcore.accelerator.dtype import dtype_name
-from lmcore.accelerator.op import torch_kernels
-from lmcore.accelerator.op.records import REFERENCE, OpSpec, Resolution
+from lmcore.contract.dtype import dtype_name
+from lmcore.contract.op import torch_kernels
+from lmcore.contract.op.records import REFERENCE, OpSpec, Resolution
 from lmcore.library.op_calls import OpCalls
 
 __all__ = ["Choice", "differs", "group", "has_hooks", "not_comparable", "own_function"]

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
-from lmcore.errors import LmcoreError
+from lmcore.base.errors import LmcoreError
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from lmcore.accelerator.op.records import Resolution
+    from lmcore.contract.op.records import Resolution
 
 __all__ = ["Changes", "Kept", "KernelReport", "NotPickled", "Replaced"]
 

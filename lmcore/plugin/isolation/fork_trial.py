@@ -22,9 +22,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from lmcore.child_process import ending, fork_child, last_line, log_tail
+from lmcore.base.child_process import ending, fork_child, last_line, log_tail
+from lmcore.base.signals import END_SIGNALS
 from lmcore.plugin.isolation.location import crash_location
-from lmcore.signals import END_SIGNALS
 
 __all__ = ["Trial", "can_try", "try_each"]
 

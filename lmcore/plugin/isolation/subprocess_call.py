@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from lmcore.child_process import ending, kill_group, last_line, log_tail
-from lmcore.errors import LmcoreError
+from lmcore.base.child_process import ending, kill_group, last_line, log_tail
+from lmcore.base.errors import LmcoreError
 from lmcore.plugin.isolation.location import crash_location
 
 __all__ = [

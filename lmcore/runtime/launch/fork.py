@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from lmcore.child_process import fork_child
+from lmcore.base.child_process import fork_child
 
 __all__ = ["ForkedProcess", "can_fork", "fork"]
 

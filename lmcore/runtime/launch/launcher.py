@@ -25,9 +25,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from lmcore.child_process import kill_group, signal_name
-from lmcore.durable import is_abandoned, process_token
-from lmcore.errors import RunError, printable
+from lmcore.base.child_process import kill_group, signal_name
+from lmcore.base.durable import is_abandoned, process_token
+from lmcore.base.errors import RunError, printable
+from lmcore.base.signals import (
+    END_SIGNALS,
+    SAME_SIGNAL_SECONDS,
+    end_status,
+    end_word,
+    handle_signals,
+    raise_swallowed_signal,
+    restore_signals,
+)
 from lmcore.runtime.launch.fork import ForkedProcess, can_fork, fork
 from lmcore.runtime.launch.output import CopiedOutput
 from lmcore.runtime.launch.rank import AGENT_STORE, RankInfo, named_ranks
@@ -40,15 +49,6 @@ from lmcore.runtime.launch.worker_protocol import (
     summary_path,
 )
 from lmcore.runtime.store import StoreServer, new_secret
-from lmcore.signals import (
-    END_SIGNALS,
-    SAME_SIGNAL_SECONDS,
-    end_status,
-    end_word,
-    handle_signals,
-    raise_swallowed_signal,
-    restore_signals,
-)
 
 __all__ = ["launch", "reserved_port"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from lmcore.errors import ConfigError
+from lmcore.base.errors import ConfigError
 
 __all__ = ["first_host", "tasks_on_node"]
 

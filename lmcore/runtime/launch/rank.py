@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from lmcore.errors import ConfigError
+from lmcore.base.errors import ConfigError
 
 __all__ = [
     "AGENT_STORE",

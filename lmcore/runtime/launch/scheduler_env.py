@@ -12,8 +12,8 @@ import hashlib
 import logging
 from collections.abc import Iterator, Mapping
 
-from lmcore.bounded_file import open_regular
-from lmcore.errors import ConfigError
+from lmcore.base.bounded_file import open_regular
+from lmcore.base.errors import ConfigError
 from lmcore.runtime.launch.launchers import (
     LAUNCHERS,
     NODE_FILE,

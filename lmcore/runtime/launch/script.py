@@ -21,10 +21,10 @@ from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
-from lmcore.errors import ConfigError, LmcoreError, RunError, nearest, printable
+from lmcore.base.errors import ConfigError, LmcoreError, RunError, nearest, printable
+from lmcore.base.signals import END_SIGNALS, end_status
 from lmcore.runtime.launch.worker_protocol import Report, launch_info, write_report
 from lmcore.runtime.user_line import error_text, install_excepthook, previous_hook
-from lmcore.signals import END_SIGNALS, end_status
 
 __all__ = ["Script", "execute"]
 

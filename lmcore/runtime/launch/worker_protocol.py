@@ -16,11 +16,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from lmcore.bounded_file import open_regular, read_bounded_file
-from lmcore.child_process import exit_after
-from lmcore.durable import write_atomically
-from lmcore.errors import HostMemoryError, LmcoreError, OtherRankError
-from lmcore.signals import TerminatedError, end_word
+from lmcore.base.bounded_file import open_regular, read_bounded_file
+from lmcore.base.child_process import exit_after
+from lmcore.base.durable import write_atomically
+from lmcore.base.errors import HostMemoryError, LmcoreError, OtherRankError
+from lmcore.base.signals import TerminatedError, end_word
 
 __all__ = [
     "FAILED",

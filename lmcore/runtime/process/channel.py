@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lmcore.errors import LmcoreError, OtherRankError
+from lmcore.base.errors import LmcoreError, OtherRankError
 from lmcore.runtime.process.rendezvous import error_fields
 from lmcore.runtime.store import StoreError
 

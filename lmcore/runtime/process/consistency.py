@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from lmcore.errors import DeviceError, LmcoreError, RunError
+from lmcore.base.errors import DeviceError, LmcoreError, RunError
 from lmcore.plugin import verify
 from lmcore.runtime.launch.rank import named_ranks
 from lmcore.runtime.process.rendezvous import Rendezvous
 
 if TYPE_CHECKING:
-    from lmcore.accelerator.op.table import OpTable
+    from lmcore.contract.op.table import OpTable
     from lmcore.plugin import PluginSet, Selection
 
 __all__ = ["check_device", "check_equal", "check_kernels", "check_versions"]

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from lmcore.accelerator.device_errors import first_line
-from lmcore.errors import DeviceError, PluginError
+from lmcore.base.errors import DeviceError, PluginError
+from lmcore.contract.device_errors import first_line
 from lmcore.plugin import choose_comm_backend, comm_backends
 from lmcore.runtime.launch.rank import RankInfo
 from lmcore.runtime.process.rendezvous import Rendezvous
@@ -20,8 +20,8 @@ from lmcore.runtime.process.rendezvous import Rendezvous
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from lmcore.accelerator.communication import CommBackend
-    from lmcore.accelerator.device import Device
+    from lmcore.contract.communication import CommBackend
+    from lmcore.contract.device import Device
     from lmcore.plugin import PluginSet, Selection
 
 __all__ = ["Processes", "backend_of", "start_processes"]

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Any
 
-from lmcore.accelerator.device_errors import first_line
-from lmcore.errors import ConfigError, OtherRankError, RunError
+from lmcore.base.errors import ConfigError, OtherRankError, RunError
+from lmcore.contract.device_errors import first_line
 from lmcore.runtime.launch.rank import AGENT_STORE, RankInfo
 from lmcore.runtime.launch.worker_protocol import FAILED, is_lost_peer, launch_info
 from lmcore.runtime.process.rendezvous import FAILURE_SECONDS, NoAnswerError, Rendezvous

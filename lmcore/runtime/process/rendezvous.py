@@ -19,8 +19,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from lmcore.accelerator.device_errors import first_line
-from lmcore.errors import LmcoreError, OtherRankError, RunError, printable
+from lmcore.base.errors import LmcoreError, OtherRankError, RunError, printable
+from lmcore.base.threads import periodically
+from lmcore.contract.device_errors import first_line
 from lmcore.runtime.launch.rank import RankInfo, named_ranks
 from lmcore.runtime.process.collective_trace import hanging_collectives, hanging_sends
 from lmcore.runtime.process.watch import (
@@ -34,7 +35,6 @@ from lmcore.runtime.process.watch import (
     show_states,
 )
 from lmcore.runtime.store import StoreClient, StoreError
-from lmcore.threads import periodically
 
 __all__ = [
     "FAILURE_SECONDS",

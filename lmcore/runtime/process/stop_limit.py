@@ -24,12 +24,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Self
 
-from lmcore.errors import RunError, counted, printable
+from lmcore.base.errors import RunError, counted, printable
+from lmcore.base.signals import end_status
+from lmcore.base.threads import start_optional
 from lmcore.runtime.launch.worker_protocol import Report, launch_info, write_report
 from lmcore.runtime.process import stop_guard
 from lmcore.runtime.process.watch import IDLE_THREADS, STOP_THREAD, calls_of
-from lmcore.signals import end_status
-from lmcore.threads import start_optional
 
 __all__ = ["StopLimit"]
 

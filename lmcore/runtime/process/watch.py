@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lmcore.base.threads import start_optional
 from lmcore.runtime.launch.rank import named_ranks
 from lmcore.runtime.launch.worker_protocol import FAILED
 from lmcore.runtime.process.collective_trace import GroupTrace, count_operations, trace_collectives
 from lmcore.runtime.store import StoreClient, StoreError
-from lmcore.threads import start_optional
 
 __all__ = [
     "FAILURES",

@@ -13,8 +13,8 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from lmcore.bounded_file import read_bounded_file
-from lmcore.errors import ConfigError, counted
+from lmcore.base.bounded_file import read_bounded_file
+from lmcore.base.errors import ConfigError, counted
 
 __all__ = ["SECRET", "SECRET_FILE", "local_run_env", "new_secret", "run_secret"]
 

@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from lmcore.errors import LmcoreError
+from lmcore.base.errors import LmcoreError
 from lmcore.generation.options import MAX_SEED
 from lmcore.generation.sampling.options import (
     MAX_PENALTY,

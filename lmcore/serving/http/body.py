@@ -18,7 +18,7 @@ from typing import Any, ClassVar, TypeVar
 from fastapi import Request
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from lmcore.errors import counted
+from lmcore.base.errors import counted
 from lmcore.serving.errors import ApiError
 
 __all__ = [

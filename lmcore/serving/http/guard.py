@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from lmcore.errors import counted
+from lmcore.base.errors import counted
 from lmcore.serving.errors import ApiError
 from lmcore.serving.http.problems import reply
 

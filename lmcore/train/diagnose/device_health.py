@@ -10,11 +10,11 @@ import socket
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from lmcore.accelerator.device_errors import first_line
-from lmcore.errors import LmcoreError, RunError
+from lmcore.base.errors import LmcoreError, RunError
+from lmcore.contract.device_errors import first_line
 
 if TYPE_CHECKING:
-    from lmcore.accelerator.device import Device
+    from lmcore.contract.device import Device
     from lmcore.train.due import Due
     from lmcore.train.state import TrainState
 

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lmcore.accelerator.dtype import dtype_name
-from lmcore.accelerator.torch_device import memory_info
+from lmcore.contract.dtype import dtype_name
+from lmcore.contract.torch_device import memory_info
 from lmcore.families.heads.family import CHOICE
 from lmcore.model.family import family_of
 
 if TYPE_CHECKING:
-    from lmcore.accelerator.device import Device
-    from lmcore.accelerator.memory_stats import MemoryStats
     from lmcore.config.plan import RunPlan
+    from lmcore.contract.device import Device
+    from lmcore.contract.memory_stats import MemoryStats
     from lmcore.runtime.runtime import Runtime
     from lmcore.train.state import TrainState
 

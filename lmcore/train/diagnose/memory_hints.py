@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from lmcore.accelerator.torch_device import device_count
+from lmcore.base.errors import host_memory
 from lmcore.config.derived.model_math import num_query_groups
 from lmcore.config.engine import beyond, offloading
 from lmcore.config.optimizers import optimizer_facts
-from lmcore.errors import host_memory
+from lmcore.contract.torch_device import device_count
 from lmcore.model.training_engine import engine_named
 from lmcore.train.diagnose.memory_breakdown import ROOMY, MemoryUse, in_units
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from lmcore.errors import RunError
-from lmcore.idle_work import is_finite_when_idle
+from lmcore.base.errors import RunError
+from lmcore.base.idle_work import is_finite_when_idle
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

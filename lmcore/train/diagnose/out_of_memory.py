@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from lmcore.errors import LmcoreError, RunError
+from lmcore.base.errors import LmcoreError, RunError
 from lmcore.train.diagnose.memory_breakdown import (
     Activation,
     MemoryUse,

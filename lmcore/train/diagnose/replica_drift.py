@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lmcore.errors import RunError
+from lmcore.base.errors import RunError
 from lmcore.parallel.replica_comparison import ReplicaComparison, ReplicaDrift
 from lmcore.runtime.launch.rank import named_ranks
 

@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from lmcore.base.errors import counted
 from lmcore.config.derived.model_math import num_query_groups
 from lmcore.data.indexed.metadata import read_metadata
-from lmcore.errors import counted
 from lmcore.model.family import family_of
 from lmcore.parallel.pipeline_split import stages_in_words
 from lmcore.train.compilation import compiles_blocks
 from lmcore.train.diagnose.memory_breakdown import in_units
 
 if TYPE_CHECKING:
-    from lmcore.accelerator.precision.products import ModelProducts
     from lmcore.config.derived.data_source import TaskData
     from lmcore.config.plan import RunPlan
     from lmcore.config.section.model import ModelSection
+    from lmcore.contract.precision.products import ModelProducts
     from lmcore.data.blend.sources import OpenSource
     from lmcore.optim.schedule import LearningRateSchedule
     from lmcore.runtime.runtime import Runtime

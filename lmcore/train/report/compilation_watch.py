@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lmcore.accelerator.compilations import Compilations
-from lmcore.errors import counted
-from lmcore.threads import periodically
+from lmcore.base.errors import counted
+from lmcore.base.threads import periodically
+from lmcore.contract.compilations import Compilations
 from lmcore.train.compilation import compiles_blocks
 
 if TYPE_CHECKING:
-    from lmcore.accelerator.device import Device
     from lmcore.config.plan import RunPlan
+    from lmcore.contract.device import Device
     from lmcore.train.step_record import StepRecord
 
 __all__ = ["CompilationWatch"]

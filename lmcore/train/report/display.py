@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from lmcore.train.step_record import StepRecord
     from lmcore.train.validation import Validation
 
-from lmcore.errors import printable
+from lmcore.base.errors import printable
 
 __all__ = [
     "Display",

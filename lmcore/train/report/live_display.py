@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from lmcore.errors import counted, printable
+from lmcore.base.errors import counted, printable
 from lmcore.train.report.display import duration, evaluation_detail, evaluation_line
 
 if TYPE_CHECKING:

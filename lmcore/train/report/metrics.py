@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
-from lmcore.errors import RunError
+from lmcore.base.errors import RunError
 
 if TYPE_CHECKING:
     from lmcore.config.section import LoggingSection

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from lmcore.durable import hidden_path, publish_file
+from lmcore.base.durable import hidden_path, publish_file
 from lmcore.runtime.profiler_range import no_range
 from lmcore.train.report.profile_table import range_lines, top_ops
 

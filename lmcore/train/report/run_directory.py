@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lmcore.base.durable import write_atomically
+from lmcore.base.errors import ConfigError, RunError
+from lmcore.base.lock import SILENT_SECONDS, LockFile
+from lmcore.base.signals import deferred_signals
 from lmcore.config.continued import continue_command
-from lmcore.durable import write_atomically
-from lmcore.errors import ConfigError, RunError
-from lmcore.lock import SILENT_SECONDS, LockFile
 from lmcore.model.family import family_of
-from lmcore.signals import deferred_signals
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan

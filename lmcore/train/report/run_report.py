@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lmcore.base.errors import RunError
 from lmcore.config.continued import continue_command
 from lmcore.config.file.run_file import write_run_file
 from lmcore.config.rules.needs import note_without_effect
 from lmcore.data.tokenizer.saved import save_tokenizer
-from lmcore.errors import RunError
 from lmcore.optim.loss_scale import DynamicLossScale
 from lmcore.plugin import run_end, run_start
 from lmcore.runtime.launch.worker_protocol import failure_status, launch_info, name_summary

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 
-from lmcore.child_process import process_start
+from lmcore.base.child_process import process_start
 
 __all__ = ["PhaseClock"]
 

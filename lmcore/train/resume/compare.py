@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lmcore.base.errors import CheckpointError, ConfigError, LmcoreError
+from lmcore.base.log import ALL_RANKS
 from lmcore.checkpoint import check_shape
 from lmcore.checkpoint.layout import CHECKPOINTS_NAME
 from lmcore.config.continued import continue_command, is_continued
@@ -22,9 +24,7 @@ from lmcore.conversion.native.manifest import UNKNOWN_ORDER, recorded_type
 from lmcore.data.tokenizer import tokenizer_from
 from lmcore.data.tokenizer.comparison import may_be_same, same_tokens
 from lmcore.data.tokenizer.saved import saved_tokenizer_settings
-from lmcore.errors import CheckpointError, ConfigError, LmcoreError
 from lmcore.families.heads.family import CHOICE
-from lmcore.log import ALL_RANKS
 from lmcore.optim.schedule import LearningRateSchedule
 from lmcore.train.resume.saved_run import part_of, setting_pair
 from lmcore.train.resume.schedule import schedule_problem

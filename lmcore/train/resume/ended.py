@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmcore.bounded_file import read_bounded_file
+from lmcore.base.bounded_file import read_bounded_file
+from lmcore.base.errors import CheckpointError
 from lmcore.checkpoint.layout import CHECKPOINTS_NAME, parse_iteration, survey
 from lmcore.checkpoint.manifest import MANIFEST_NAME
 from lmcore.checkpoint.verify import own_problems
 from lmcore.config.continued import continue_command
 from lmcore.config.option import FREE, flag_of
-from lmcore.errors import CheckpointError
 from lmcore.runtime.process.channel import Channel
 from lmcore.train.resume.saved_run import check_saved_run, part_of, setting_pair
 from lmcore.train.resume.validation_history import STOPPED_EARLY, ValidationHistory

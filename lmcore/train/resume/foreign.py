@@ -10,10 +10,10 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lmcore.base.errors import CheckpointError, ConfigError, LmcoreError
 from lmcore.config.file.saved_settings import SavedSettings
 from lmcore.config.plan import ResumePoint
 from lmcore.config.section import run_options
-from lmcore.errors import CheckpointError, ConfigError, LmcoreError
 
 if TYPE_CHECKING:
     from torch import Tensor

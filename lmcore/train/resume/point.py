@@ -10,13 +10,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from lmcore.base.errors import CheckpointArgumentError, CheckpointError, ConfigError
+from lmcore.base.log import ALL_RANKS
 from lmcore.config.continued import SETTINGS_NAME, is_continued
 from lmcore.config.option import flag_of
 from lmcore.config.plan import ResumePoint
 from lmcore.config.section import run_options
 from lmcore.config.tokenizer import TokenizerSettings
-from lmcore.errors import CheckpointArgumentError, CheckpointError, ConfigError
-from lmcore.log import ALL_RANKS
 from lmcore.model.family import family_of
 from lmcore.train.resume.foreign import ForeignModels, foreign_resume_point
 from lmcore.train.resume.saved_run import OLDER_SETTINGS, data_rules, part_of

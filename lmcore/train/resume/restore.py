@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lmcore.base.errors import CheckpointArgumentError
+from lmcore.base.log import ALL_RANKS
 from lmcore.checkpoint import WritePlanner, load_checkpoint
 from lmcore.config.derived.layout import ParallelLayout
 from lmcore.conversion.native.manifest import WITHOUT_OPTIMIZER
 from lmcore.conversion.state import LEFT_OUT
-from lmcore.errors import CheckpointArgumentError
 from lmcore.families.heads.family import HeadFamily
-from lmcore.log import ALL_RANKS
 from lmcore.model.family import family_of, parameter_shapes, vocabulary_parameters
 from lmcore.parallel.random_states import (
     random_state_name,

@@ -15,27 +15,27 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from lmcore.accelerator.device_errors import first_line
-from lmcore.accelerator.transfer.staging import PendingCopy, begin_staging, stage_tensors
+from lmcore.base.errors import CheckpointError, LmcoreError
+from lmcore.base.idle_work import idle_work_waited_for
+from lmcore.base.signals import TerminatedError
+from lmcore.base.threads import lower_priority, start_optional
 from lmcore.checkpoint import WritePlanner, save_checkpoint
 from lmcore.checkpoint.choice import BEST_KEY
 from lmcore.checkpoint.layout import iteration_path
 from lmcore.checkpoint.save import TIMED
 from lmcore.config.file.paths import absolute_paths
-from lmcore.errors import CheckpointError, LmcoreError
-from lmcore.idle_work import idle_work_waited_for
+from lmcore.contract.device_errors import first_line
+from lmcore.contract.transfer.staging import PendingCopy, begin_staging, stage_tensors
 from lmcore.parallel.random_states import named_random_states
-from lmcore.signals import TerminatedError
-from lmcore.threads import lower_priority, start_optional
 from lmcore.train.diagnose.non_finite import check_copies, check_weights
 from lmcore.train.resume.validation_history import KEY, ValidationHistory
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from lmcore.accelerator import CheckpointStager
     from lmcore.checkpoint import WritePlan
     from lmcore.config.plan import RunPlan
+    from lmcore.contract import CheckpointStager
     from lmcore.data.tokenizer import Tokenizer
     from lmcore.runtime.process.channel import Channel
     from lmcore.runtime.runtime import Runtime

@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lmcore.base.errors import CheckpointArgumentError, CheckpointError, ConfigError
 from lmcore.config.derived.layout import ParallelLayout
 from lmcore.config.file.paths import absolute_paths
 from lmcore.config.file.saved_settings import SavedSettings
 from lmcore.config.section.data import BLEND_RULES, OLDER_RULES, SPLIT_RULES
-from lmcore.errors import CheckpointArgumentError, CheckpointError, ConfigError
 from lmcore.optim.schedule import wrong_fields
 
 if TYPE_CHECKING:

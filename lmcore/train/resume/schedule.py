@@ -16,9 +16,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from lmcore.base.errors import ConfigError, counted
+from lmcore.base.log import ALL_RANKS
 from lmcore.config.option import CHECKED
-from lmcore.errors import ConfigError, counted
-from lmcore.log import ALL_RANKS
 from lmcore.optim.schedule import LearningRateSchedule
 from lmcore.train.resume.saved_run import part_of, setting_pair
 

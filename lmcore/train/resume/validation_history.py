@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from lmcore.errors import counted
+from lmcore.base.errors import counted
 from lmcore.train.resume.saved_run import part_of, setting_pair
 
 if TYPE_CHECKING:

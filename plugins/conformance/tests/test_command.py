@@ -15,8 +15,8 @@ from suite import warm
 
 pytest.importorskip("lmcore_conformance", reason="lmcore-conformance is not installed")
 
-from lmcore.accelerator.probe import API_VERSION
-from lmcore.errors import LmcoreError
+from lmcore.base.errors import LmcoreError
+from lmcore.contract.probe import API_VERSION
 from lmcore.plugin import discover
 from lmcore_conformance.declaration import read_declaration
 from lmcore_conformance.registry import all_checks

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from lmcore.accelerator.torch_versions import ACCELERATOR_MEMORY
+from lmcore.contract.torch_versions import ACCELERATOR_MEMORY
 
 pytest.importorskip("lmcore_conformance", reason="lmcore-conformance is not installed")
 

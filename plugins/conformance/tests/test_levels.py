@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("lmcore_conformance", reason="lmcore-conformance is not installed")
 
-from lmcore.accelerator import Probe, ProbeState
+from lmcore.contract import Probe, ProbeState
 from lmcore.plugin import Selection, discover
 from lmcore_conformance.declaration import find_declaration, read_declaration
 from lmcore_conformance.registry import all_checks

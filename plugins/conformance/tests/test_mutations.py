@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("lmcore_conformance", reason="lmcore-conformance is not installed")
 
-from lmcore.errors import ConfigError
+from lmcore.base.errors import ConfigError
 from lmcore_conformance.op.run_shapes import RunShapes, read_shapes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

@@ -66,7 +66,7 @@ def test_every_requirement_has_a_check() -> None:
 
 def test_every_op_of_the_core_is_checked() -> None:
     """An op that joins the core joins the suite."""
-    from lmcore.accelerator import OP_SPECS
+    from lmcore.contract import OP_SPECS
 
     ids = {check.id for check in all_checks()}
     for spec in OP_SPECS:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lmcore.accelerator import Device
+from lmcore.contract import Device
 from lmcore_conformance.checks import torch_functions
 from lmcore_conformance.registry import Failure
 

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("lmcore_conformance", reason="lmcore-conformance is not installed")
 
-from lmcore.errors import ConfigError
+from lmcore.base.errors import ConfigError
 from lmcore_conformance.contributions import NOTHING, touched
 from lmcore_conformance.declaration import declaration_of
 from lmcore_conformance.registry import all_checks

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lmcore.accelerator import CheckStatus, OpContext, Reject, torch_build
-from lmcore.accelerator.op import reference
+from lmcore.contract import CheckStatus, OpContext, Reject, torch_build
+from lmcore.contract.op import reference
 from lmcore_cpu import doctor, ipex, kernels
 
 RELEASE = ".".join(torch_build("cpu").version.split(".")[:2])

@@ -11,10 +11,10 @@ import torch
 from suite.processors import combinations
 from torch.nn import functional
 
-from lmcore.accelerator import OP_SPECS, ConstantProjection, OpContext, OpTable, QuantizedWeight
-from lmcore.accelerator.op.records import load_target
-from lmcore.accelerator.op.signature import signature_problem
-from lmcore.errors import ConfigError
+from lmcore.base.errors import ConfigError
+from lmcore.contract import OP_SPECS, ConstantProjection, OpContext, OpTable, QuantizedWeight
+from lmcore.contract.op.records import load_target
+from lmcore.contract.op.signature import signature_problem
 from lmcore.families.gpt.model import GPT
 from lmcore.families.op_binding import OpBinding
 from lmcore.model.shape import ModelShape

@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lmcore import log
-from lmcore.accelerator import OP_SPECS, CheckStatus, ProbeState
-from lmcore.accelerator.op.records import load_target
+from lmcore.base import log
 from lmcore.config.section import Config
+from lmcore.contract import OP_SPECS, CheckStatus, ProbeState
+from lmcore.contract.op.records import load_target
 from lmcore_cpu import device as device_module
 from lmcore_cpu import doctor, host, plugin
 from lmcore_cpu.device import create_device

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from lmcore.accelerator import ConstantProjection, QuantizedWeight
+from lmcore.contract import ConstantProjection, QuantizedWeight
 from lmcore.generation.weights.quantization import quantize
 from lmcore_cpu.kernel import quantized_projection as kernel
 from lmcore_cpu.kernel.constant_projection import constant_projection

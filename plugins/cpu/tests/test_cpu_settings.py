@@ -10,9 +10,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from lmcore.base.errors import ConfigError
 from lmcore.config.load import load_config
 from lmcore.config.section import Config
-from lmcore.errors import ConfigError
 from lmcore.plugin import discover
 from lmcore.plugin.registrations import plugin_commands, plugin_sections
 from lmcore_cpu import device as device_module

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from lmcore.accelerator.op import reference, torch_kernels
+from lmcore.contract.op import reference, torch_kernels
 from lmcore_cpu.kernel import native
 from lmcore_cpu.kernel.adamw import adamw
 from lmcore_cpu.kernel.processor import facts

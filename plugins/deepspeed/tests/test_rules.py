@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from lmcore.base.errors import MissingPackageError
 from lmcore.config.load import load_config
 from lmcore.config.validate import problems_of
-from lmcore.errors import MissingPackageError
 
 pytestmark = pytest.mark.usefixtures("package_is_there")
 

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from lmcore.accelerator.torch_versions import GLOO_AVERAGE
+from lmcore.contract.torch_versions import GLOO_AVERAGE
 from lmcore.runtime.process.collective_trace import trace_collectives
 from lmcore_sim import _C, torch_backend  # noqa: F401 - makes the device known to torch
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from lmcore.accelerator.transfer.async_scalars import ScalarCopier
+from lmcore.contract.transfer.async_scalars import ScalarCopier
 from lmcore.data.loading.device_prefetch import prefetch_to_device
 from lmcore.data.loading.loader import BatchLoader
 from lmcore.library.loader import shard_loader

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from lmcore.accelerator.torch_versions import ACCELERATOR_MEMORY
+from lmcore.contract.torch_versions import ACCELERATOR_MEMORY
 
 MIB = 2**20
 

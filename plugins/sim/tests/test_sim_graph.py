@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from lmcore.accelerator.torch_versions import ACCELERATOR_GRAPH
+from lmcore.contract.torch_versions import ACCELERATOR_GRAPH
 
 pytestmark = pytest.mark.skipif(not ACCELERATOR_GRAPH, reason=ACCELERATOR_GRAPH.absence)
 

@@ -11,9 +11,9 @@ from types import ModuleType
 import pytest
 import torch
 
-from lmcore.accelerator import buffer_stager
-from lmcore.accelerator.transfer.async_scalars import ScalarCopier
-from lmcore.accelerator.transfer.staging import begin_staging, stage_tensors
+from lmcore.contract import buffer_stager
+from lmcore.contract.transfer.async_scalars import ScalarCopier
+from lmcore.contract.transfer.staging import begin_staging, stage_tensors
 
 Misbehave = Callable[[str], None]
 # Numbers for tests that show missing data: each is used once, so memory that an earlier test or an

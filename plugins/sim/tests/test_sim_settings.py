@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from lmcore.accelerator import ProbeState, torch_build
-from lmcore.errors import ConfigError
+from lmcore.base.errors import ConfigError
+from lmcore.contract import ProbeState, torch_build
 from lmcore_sim.build import LIBRARY, RECORD
 from lmcore_sim.faults import FaultRule, Faults, parse_faults
 from lmcore_sim.probe import library_problem, probe

@@ -21,11 +21,11 @@ pytest.importorskip("triton", reason="`tox -e triton` installs Triton")
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("`tox -e triton` sets TRITON_INTERPRET=1", allow_module_level=True)
 
-from lmcore.accelerator import OP_SPECS
-from lmcore.accelerator.op import reference
-from lmcore.accelerator.op.records import load_target
-from lmcore.accelerator.op.signature import signature_problem
-from lmcore.errors import LmcoreError
+from lmcore.base.errors import LmcoreError
+from lmcore.contract import OP_SPECS
+from lmcore.contract.op import reference
+from lmcore.contract.op.records import load_target
+from lmcore.contract.op.signature import signature_problem
 from lmcore_triton import linear_cross_entropy as head
 from lmcore_triton.activation import bias_gelu, swiglu
 from lmcore_triton.cross_entropy import cross_entropy

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from lmcore.accelerator import OP_SPECS, OpContext, OpTable
-from lmcore.accelerator.op.records import load_target
+from lmcore.contract import OP_SPECS, OpContext, OpTable
+from lmcore.contract.op.records import load_target
 from lmcore_triton.offers import EXPECTED, IN_COMPILED, WIDEST_NORM, op_impls
 
 PAGE = Path(__file__).resolve().parents[3] / "docs/reference/triton-kernels.md"
@@ -107,7 +107,7 @@ def test_without_a_c_compiler_nothing_is_offered(monkeypatch):
 
 def test_without_triton_the_reference_is_bound(monkeypatch):
     """The reasons name the missing package."""
-    monkeypatch.setattr("lmcore.accelerator.op.records._is_installed", lambda name: False)
+    monkeypatch.setattr("lmcore.contract.op.records._is_installed", lambda name: False)
     found = OpTable(OP_SPECS, op_impls("cuda")).resolve("swiglu", OpContext("cuda", "float32"))
     assert found.rejected == (("triton", "needs `triton`, not installed"),)
 

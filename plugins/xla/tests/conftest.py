@@ -12,7 +12,7 @@ import pytest
 if importlib.util.find_spec("lmcore_xla") is None:
     sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
-from lmcore.accelerator import Device, ProbeState
+from lmcore.contract import Device, ProbeState
 from lmcore_xla.plugin import lmcore_launch_env
 from lmcore_xla.probe import CHOICE, HOST, probe, read_facts
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lmcore.accelerator.op import reference
+from lmcore.contract.op import reference
 
 SETTINGS = {"beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1}
 SHAPES = ((4, 3), (5,))

@@ -7,8 +7,8 @@ from types import ModuleType
 
 import pytest
 
-from lmcore.accelerator import Probe, ProbeState
 from lmcore.config.load import load_config
+from lmcore.contract import Probe, ProbeState
 from lmcore_xla import comm, plugin
 from lmcore_xla.peaks import peak_flops
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lmcore.accelerator import ProbeState
+from lmcore.contract import ProbeState
 from lmcore_xla.probe import Facts, probe, read_facts
 
 NOTHING = Facts(chips=(), torch="2.9.1", torch_xla="2.9.0", clients=())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lmcore.accelerator import CommBackend
+from lmcore.contract import CommBackend
 
 __all__ = ["nccl", "nccl_version", "why_no_nccl"]
 

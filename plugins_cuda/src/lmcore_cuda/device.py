@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from lmcore.accelerator import Device, Probe, first_line, own_index
-from lmcore.accelerator.op.packages import FACT, describe
-from lmcore.errors import DeviceError
+from lmcore.base.errors import DeviceError
+from lmcore.contract import Device, Probe, first_line, own_index
+from lmcore.contract.op.packages import FACT, describe
 from lmcore_cuda.detection.architectures import capability_words, runs_on
 from lmcore_cuda.driver.gpu_health import health_of
 from lmcore_cuda.driver.gpu_use import GpuUse, in_gib, read_use

@@ -6,9 +6,9 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lmcore.accelerator import Check, CheckStatus, Probe, ProbeState
-from lmcore.accelerator.op.packages import Packages
-from lmcore.errors import counted
+from lmcore.base.errors import counted
+from lmcore.contract import Check, CheckStatus, Probe, ProbeState
+from lmcore.contract.op.packages import Packages
 from lmcore_cuda.comm import nccl_version, why_no_nccl
 from lmcore_cuda.detection.facts import Facts, read_facts
 from lmcore_cuda.detection.torch_fit import without_kernels

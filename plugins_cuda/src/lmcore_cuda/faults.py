@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from lmcore.accelerator import hint_by_words
+from lmcore.contract import hint_by_words
 
 __all__ = ["hint_for", "is_out_of_memory"]
 

@@ -10,15 +10,15 @@ import importlib
 import importlib.util
 from collections.abc import Callable, Sequence
 
-from lmcore.accelerator import Device, OpImpl
-from lmcore.accelerator.op.rules import HALF, Rule, dtypes, eager, supports
+from lmcore.contract import Device, OpImpl
+from lmcore.contract.op.rules import HALF, Rule, dtypes, eager, supports
 from lmcore_cuda.attention.table import attention_impls
 from lmcore_cuda.kernel.rules import Gpu, capability, least_version, package
 from lmcore_cuda.packages import packages_of
 
 __all__ = ["capability_of", "gpu_of", "kernels_for", "op_impls"]
 
-_TORCH = "lmcore.accelerator.op.torch_kernels"
+_TORCH = "lmcore.contract.op.torch_kernels"
 _APEX = "lmcore_cuda.kernel.apex"
 _LIGER = "lmcore_cuda.kernel.liger"
 _ENGINE = "lmcore_cuda.kernel.transformer_engine"

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from lmcore.accelerator import (
+from lmcore.contract import (
     Check,
     CheckpointStager,
     CommBackend,
@@ -23,8 +23,8 @@ from lmcore.accelerator import (
 from lmcore.hookspecs import hookimpl
 
 if TYPE_CHECKING:
-    from lmcore.accelerator.registry import OptionRegistry
     from lmcore.config.section import Config
+    from lmcore.contract.registry import OptionRegistry
 
 
 @hookimpl
@@ -32,7 +32,7 @@ def lmcore_plugin_info() -> PluginInfo:
     """Return the plugin's name and the versions that it supports."""
     return PluginInfo(
         name="cuda",
-        api=">=1.2,<2",
+        api=">=1.3,<2",
         torch=">=2.8",
         provides=("cuda",),
         summary="NVIDIA GPUs, through PyTorch's CUDA build",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from lmcore.accelerator import Device, PrecisionPolicy, autocast_policy
+from lmcore.contract import Device, PrecisionPolicy, autocast_policy
 
 if TYPE_CHECKING:
     from torch import nn

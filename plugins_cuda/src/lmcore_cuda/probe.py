@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from lmcore.accelerator import Probe, ProbeState
+from lmcore.contract import Probe, ProbeState
 from lmcore_cuda.detection.architectures import capability_words
 from lmcore_cuda.detection.facts import DeniedFile, Facts
 from lmcore_cuda.detection.torch_fit import dotted, torch_fault

@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lmcore.accelerator import Device, Problem
 from lmcore.config.option import FREE, option
 from lmcore.config.section import Config
+from lmcore.contract import Device, Problem
 
 __all__ = ["CudaSection", "allocator_settings", "problems_of", "settings_of"]
 

@@ -16,8 +16,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from lmcore.accelerator import CommBackend
-from lmcore.accelerator.op.packages import Package
+from lmcore.contract import CommBackend
+from lmcore.contract.op.packages import Package
 from lmcore_xpu.packages import BINDINGS, BINDINGS_LIBRARY, PACKAGES, installed_packages
 
 __all__ = [

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from lmcore.accelerator import Device, MemoryStats, Probe, first_line, own_index
-from lmcore.accelerator.op.packages import FACT, Package, describe
-from lmcore.accelerator.torch_versions import TorchCapability
-from lmcore.errors import DeviceError
+from lmcore.base.errors import DeviceError
+from lmcore.contract import Device, MemoryStats, Probe, first_line, own_index
+from lmcore.contract.op.packages import FACT, Package, describe
+from lmcore.contract.torch_versions import TorchCapability
 from lmcore_xpu.faults import hint_for, is_out_of_memory
 from lmcore_xpu.health import health_of
 from lmcore_xpu.kernels import compiler_problem

@@ -6,9 +6,9 @@ import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 
-from lmcore.accelerator import Check, CheckStatus, Probe, ProbeState
-from lmcore.accelerator.op.packages import Packages
-from lmcore.errors import counted
+from lmcore.base.errors import counted
+from lmcore.contract import Check, CheckStatus, Probe, ProbeState
+from lmcore.contract.op.packages import Packages
 from lmcore_xpu.comm import environment_problem, why_no_xccl
 from lmcore_xpu.detection.facts import LOADER, RUNTIME, Facts, Gpu, read_facts
 from lmcore_xpu.detection.host import foreign_runtime, read_host

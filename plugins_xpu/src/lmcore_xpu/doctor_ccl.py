@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from lmcore.accelerator import Check, CheckStatus
+from lmcore.contract import Check, CheckStatus
 from lmcore_xpu.detection.cards import Card
 from lmcore_xpu.detection.host import Host
 from lmcore_xpu.launch_env import LAUNCHER, TRANSPORT, launcher_of, unset_command

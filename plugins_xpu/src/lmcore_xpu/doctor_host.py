@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lmcore.accelerator import Check, CheckStatus, Probe
-from lmcore.errors import counted
+from lmcore.base.errors import counted
+from lmcore.contract import Check, CheckStatus, Probe
 from lmcore_xpu.detection.selector import Unit
 from lmcore_xpu.detection.visible import HIERARCHY, composite
 from lmcore_xpu.launch_env import launch_env, launch_problems

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lmcore.errors import counted
+from lmcore.base.errors import counted
 
 __all__ = ["health_of"]
 

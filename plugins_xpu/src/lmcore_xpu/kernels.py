@@ -12,14 +12,14 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 
-from lmcore.accelerator import Device, OpContext, OpImpl, Reject
-from lmcore.accelerator.op.packages import UsablePackages
-from lmcore.accelerator.op.rules import HALF, dtypes, eager, package, supports
+from lmcore.contract import Device, OpContext, OpImpl, Reject
+from lmcore.contract.op.packages import UsablePackages
+from lmcore.contract.op.rules import HALF, dtypes, eager, package, supports
 from lmcore_xpu.packages import EXTENSION, PACKAGES, TRITON, packages_of
 
 __all__ = ["compiler_problem", "kernels_for", "op_impls", "triton_kernels"]
 
-_TORCH = "lmcore.accelerator.op.torch_kernels"
+_TORCH = "lmcore.contract.op.torch_kernels"
 _EXTENSION = "lmcore_xpu.kernel.ipex"
 _PLAIN = frozenset({"deterministic"})
 _FUSED = frozenset({"deterministic", "fused"})

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lmcore.accelerator import Probe, Problem
+from lmcore.contract import Probe, Problem
 from lmcore_xpu.detection.selector import SELECTOR
 from lmcore_xpu.detection.visible import MASK
 

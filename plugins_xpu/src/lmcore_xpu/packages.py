@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lmcore.accelerator import Device, Problem, TorchBuild, torch_build
-from lmcore.accelerator.op.packages import (
+from lmcore.contract import Device, Problem, TorchBuild, torch_build
+from lmcore.contract.op.packages import (
     Package,
     PackageKind,
     distribution_of,

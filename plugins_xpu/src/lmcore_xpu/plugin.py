@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from lmcore.accelerator import (
+from lmcore.contract import (
     Check,
     CheckpointStager,
     CommBackend,
@@ -22,8 +22,8 @@ from lmcore.accelerator import (
 from lmcore.hookspecs import hookimpl
 
 if TYPE_CHECKING:
-    from lmcore.accelerator.registry import OptionRegistry
     from lmcore.config.section import Config
+    from lmcore.contract.registry import OptionRegistry
 
 
 @hookimpl
@@ -31,7 +31,7 @@ def lmcore_plugin_info() -> PluginInfo:
     """Say what this plugin is and works with."""
     return PluginInfo(
         name="xpu",
-        api=">=1.2,<2",
+        api=">=1.3,<2",
         torch=">=2.8",
         provides=("xpu",),
         summary="Intel GPUs, through torch.xpu",

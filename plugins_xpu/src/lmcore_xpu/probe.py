@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from lmcore.accelerator import Probe, ProbeState, TorchBuild
+from lmcore.contract import Probe, ProbeState, TorchBuild
 from lmcore_xpu.detection.facts import LOADER, RUNTIME, Facts, Gpu
 from lmcore_xpu.detection.selector import Unit
 from lmcore_xpu.detection.visible import MASK, Visible, composite, mask_of, visible_units

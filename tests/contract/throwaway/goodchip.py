@@ -1,6 +1,6 @@
 """A whole accelerator plugin by somebody else: the host under another name, with a kernel."""
 
-from lmcore.accelerator import (
+from lmcore.contract import (
     Check,
     CheckStatus,
     CommBackend,

@@ -1,6 +1,6 @@
 """A plugin that was written for the contract before this one."""
 
-from lmcore.accelerator import PluginInfo
+from lmcore.contract import PluginInfo
 from lmcore.hookspecs import hookimpl
 
 

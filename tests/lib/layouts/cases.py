@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import pytest
 
-from lmcore.accelerator.torch_versions import SPLIT_BACKWARD
+from lmcore.contract.torch_versions import SPLIT_BACKWARD
 
 TP = "--tensor-model-parallel-size 2"
 SP = "--sequence-parallel"

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from lmcore.base.errors import CheckpointError, ConfigError
 from lmcore.checkpoint import save_checkpoint
 from lmcore.checkpoint.choice import chosen_checkpoint
 from lmcore.config.checkpoint_step import checkpoint_step
-from lmcore.errors import CheckpointError, ConfigError
 
 
 @pytest.fixture

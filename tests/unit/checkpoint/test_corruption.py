@@ -18,9 +18,9 @@ import pytest
 import torch
 from damage import TO_A_FILE, Damage, time_limit
 
+from lmcore.base.errors import LmcoreError
 from lmcore.checkpoint import load_checkpoint, newest_verified, save_checkpoint, survey
 from lmcore.checkpoint.manifest import _checksum
-from lmcore.errors import LmcoreError
 
 
 def state(iteration: int) -> dict[str, torch.Tensor]:

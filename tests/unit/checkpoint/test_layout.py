@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from lmcore.base.errors import CheckpointError
 from lmcore.checkpoint import find_checkpoint, newest_verified, save_checkpoint, survey
 from lmcore.checkpoint.layout import complete_checkpoints, parse_iteration
-from lmcore.errors import CheckpointError
 
 
 @pytest.fixture

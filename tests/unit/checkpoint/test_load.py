@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, StorageMeta
 
+from lmcore.base.errors import CheckpointError
 from lmcore.checkpoint import (
     load_checkpoint,
     read_manifest,
@@ -30,7 +31,6 @@ from lmcore.checkpoint import (
     verify_checkpoint,
 )
 from lmcore.checkpoint.manifest import _checksum
-from lmcore.errors import CheckpointError
 from lmcore.parallel.tensor_layout import Chunk, TensorLayout
 
 

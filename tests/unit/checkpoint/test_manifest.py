@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from lmcore.base.errors import CheckpointError
 from lmcore.checkpoint import (
     check_shape,
     newest_verified,
@@ -19,7 +20,6 @@ from lmcore.checkpoint import (
     survey,
 )
 from lmcore.checkpoint.manifest import _checksum
-from lmcore.errors import CheckpointError
 
 
 def rewrite(checkpoint: Path, change: Callable[[dict[str, Any]], object]) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from lmcore.base.errors import CheckpointError
 from lmcore.checkpoint import (
     CheckpointReader,
     TensorEntry,
@@ -19,7 +20,6 @@ from lmcore.checkpoint import (
 )
 from lmcore.checkpoint import save as save_module
 from lmcore.checkpoint import write_plan as write_plans
-from lmcore.errors import CheckpointError
 
 
 def as_bytes(tensor: torch.Tensor) -> bytes:

@@ -17,6 +17,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from lmcore.base.durable import process_token
+from lmcore.base.errors import CheckpointError, RunError
 from lmcore.checkpoint import (
     find_checkpoint,
     load_checkpoint,
@@ -29,8 +31,6 @@ from lmcore.checkpoint import write_plan as share
 from lmcore.checkpoint.dcp_writer import write_chunks
 from lmcore.checkpoint.files import synced_file
 from lmcore.checkpoint.manifest import TensorEntry
-from lmcore.durable import process_token
-from lmcore.errors import CheckpointError, RunError
 
 SHAPE = {"hidden_size": 8}
 SMALL = {"weight": torch.arange(8.0)}
@@ -446,7 +446,7 @@ import resource, signal, sys
 from pathlib import Path
 import torch
 from lmcore.checkpoint import save_checkpoint
-from lmcore.errors import CheckpointError, RunError
+from lmcore.base.errors import CheckpointError, RunError
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 weights = {f"w{number}": torch.ones(50_000) for number in range(8)}

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from lmcore.base.errors import CheckpointError
 from lmcore.checkpoint import newest_verified, save_checkpoint, survey
 from lmcore.checkpoint.layout import Survey
 from lmcore.checkpoint.manifest import _checksum
-from lmcore.errors import CheckpointError
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lmcore.base.errors import CheckpointError, OtherRankError
 from lmcore.checkpoint import (
     WritePlanner,
     load_checkpoint,
@@ -22,7 +23,6 @@ from lmcore.checkpoint import (
 from lmcore.checkpoint import verify as verify_module
 from lmcore.checkpoint import write_plan as write_plan_module
 from lmcore.checkpoint.chunks import ChunkBounds
-from lmcore.errors import CheckpointError, OtherRankError
 from lmcore.parallel.tensor_layout import Chunk, TensorLayout
 
 WHOLE = {

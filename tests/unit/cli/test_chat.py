@@ -12,12 +12,12 @@ import tokenizers
 import torch
 from tokenizers import decoders, models, pre_tokenizers
 
-from lmcore.accelerator import OP_SPECS, OpTable
+from lmcore.base.errors import ConfigError
 from lmcore.checkpoint import save_checkpoint
 from lmcore.cli.generate import run
+from lmcore.contract import OP_SPECS, OpTable
 from lmcore.data.tokenizer import ByteTokenizer, Tokenizer, build_tokenizer
 from lmcore.data.tokenizer.saved import save_tokenizer
-from lmcore.errors import ConfigError
 from lmcore.families.gpt.model import GPT
 from lmcore.families.op_binding import OpBinding
 from lmcore.generation.text import answers

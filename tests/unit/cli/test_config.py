@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from lmcore.base.errors import ConfigError, LmcoreError
 from lmcore.cli.config import run
 from lmcore.config.file.run_file import write_run_file
 from lmcore.config.load import load_config
@@ -15,7 +16,6 @@ from lmcore.config.resolve import resolve
 from lmcore.config.section import SECTIONS, run_options
 from lmcore.config.tokenizer import TokenizerIdentity
 from lmcore.config.validate import validate
-from lmcore.errors import ConfigError, LmcoreError
 
 
 @pytest.fixture(autouse=True)

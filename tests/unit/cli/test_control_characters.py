@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from lmcore import log
-from lmcore.accelerator import Check, CheckStatus
+from lmcore.base import log
+from lmcore.base.errors import ConfigError
 from lmcore.cli.doctor.text import ReportText
 from lmcore.cli.main import main
 from lmcore.cli.plugin.list import _print_text
+from lmcore.contract import Check, CheckStatus
 from lmcore.data.indexed.writer import IndexedDatasetWriter
-from lmcore.errors import ConfigError
 from lmcore.plugin import PluginRecord, PluginSet, PluginState
 from lmcore.runtime.process.channel import _opened
 

@@ -17,10 +17,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from lmcore.base.errors import ConfigError, DataError
 from lmcore.cli.data import run
 from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.prepare.run import PrepareProgress
-from lmcore.errors import ConfigError, DataError
 
 
 @pytest.fixture

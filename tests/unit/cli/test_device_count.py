@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from lmcore.accelerator import Probe, ProbeState
 from lmcore.cli.device_count import default_process_count
+from lmcore.contract import Probe, ProbeState
 from lmcore.plugin import HANDED_DOWN, Selection
 from lmcore.runtime.launch.rank import RankInfo
 

@@ -14,12 +14,12 @@ from collections.abc import Iterator
 import pytest
 from suite import warm
 
-from lmcore.accelerator import CheckStatus
 from lmcore.cli import doctor as doctor_command
 from lmcore.cli.doctor import core_checks
 from lmcore.cli.doctor import plugin as doctor_plugin
 from lmcore.cli.doctor.plugin import plugin_checks
 from lmcore.cli.main import main
+from lmcore.contract import CheckStatus
 from lmcore.data import native
 from lmcore.plugin import PluginRecord, PluginSet, PluginState, discover
 from lmcore.plugin.isolation import subprocess_call as isolated
@@ -27,7 +27,7 @@ from lmcore.plugin.isolation.subprocess_call import Outcome, call_together
 
 SOURCE = """
 import dataclasses, os, sys, time
-from lmcore.accelerator import CommBackend, Check, CheckStatus, PluginInfo, Probe, ProbeState
+from lmcore.contract import CommBackend, Check, CheckStatus, PluginInfo, Probe, ProbeState
 from lmcore.hookspecs import hookimpl
 from lmcore_cpu import plugin as cpu
 
@@ -301,7 +301,7 @@ def test_a_precision_that_is_not_in_force_is_a_row(rows):
 def test_a_device_that_cannot_be_made_has_the_plugins_words(rows):
     """The message and the reason are the detail, the hint is the fix."""
     found = rows(
-        create="from lmcore.errors import DeviceError\n"
+        create="from lmcore.base.errors import DeviceError\n"
         "    raise DeviceError('it is asleep', why='night', hint='wake it')"
     )
     assert found["device works"].detail.startswith("it is asleep: night")

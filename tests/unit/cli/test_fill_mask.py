@@ -16,14 +16,14 @@ import torch
 from model_states import GPT2, RandomState, bert_shape
 from suite.selection import peer
 
-from lmcore.accelerator import OP_SPECS, OpTable
+from lmcore.base.errors import CheckpointError, ConfigError
 from lmcore.cli.generate import run
 from lmcore.config.tokenizer import TokenizerSettings
+from lmcore.contract import OP_SPECS, OpTable
 from lmcore.conversion.convert import convert
 from lmcore.conversion.huggingface.write import write_huggingface
 from lmcore.conversion.native.write import write_lmcore
 from lmcore.data.tokenizer import ByteTokenizer, Tokenizer, tokenizer_from
-from lmcore.errors import CheckpointError, ConfigError
 from lmcore.families.bert.model import Bert
 from lmcore.families.op_binding import OpBinding
 

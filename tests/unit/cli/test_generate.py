@@ -13,12 +13,7 @@ import pytest
 import torch
 from suite.selection import peer
 
-from lmcore.accelerator import OP_SPECS, OpTable
-from lmcore.checkpoint import save_checkpoint
-from lmcore.cli.generate import run
-from lmcore.data.tokenizer import ByteTokenizer, NullTokenizer
-from lmcore.data.tokenizer.saved import save_tokenizer
-from lmcore.errors import (
+from lmcore.base.errors import (
     CheckpointError,
     ConfigError,
     DeviceError,
@@ -26,6 +21,11 @@ from lmcore.errors import (
     RunError,
     printable,
 )
+from lmcore.checkpoint import save_checkpoint
+from lmcore.cli.generate import run
+from lmcore.contract import OP_SPECS, OpTable
+from lmcore.data.tokenizer import ByteTokenizer, NullTokenizer
+from lmcore.data.tokenizer.saved import save_tokenizer
 from lmcore.families.gpt.model import GPT
 from lmcore.families.op_binding import OpBinding
 from lmcore.generation.request import Request

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from lmcore.base.errors import ConfigError, RunError
 from lmcore.cli import commands
 from lmcore.cli import main as entry
 from lmcore.cli.commands import known_commands
 from lmcore.cli.main import main
-from lmcore.errors import ConfigError, RunError
 from lmcore.model.command import Command
 
 SCRIPT = "import sys; from lmcore.cli.main import main; sys.exit(main(sys.argv[1:]))"

@@ -8,16 +8,16 @@ import sys
 
 import pytest
 
-from lmcore.accelerator import OP_SPECS, OpAttributes
-from lmcore.accelerator.op.context import attribute_options
-from lmcore.accelerator.torch_versions import GROUPED_CPU_ATTENTION
+from lmcore.base.errors import ConfigError
 from lmcore.cli import ops
 from lmcore.cli.main import main
 from lmcore.config.option import options_of
-from lmcore.errors import ConfigError
+from lmcore.contract import OP_SPECS, OpAttributes
+from lmcore.contract.op.context import attribute_options
+from lmcore.contract.torch_versions import GROUPED_CPU_ATTENTION
 
 EXTENSION = """
-from lmcore.accelerator import OpImpl, PluginInfo, Reject
+from lmcore.contract import OpImpl, PluginInfo, Reject
 from lmcore.hookspecs import hookimpl
 
 def small(context):
@@ -29,7 +29,7 @@ def lmcore_plugin_info():
 
 @hookimpl
 def lmcore_op_impls():
-    kernel = "lmcore.accelerator.op.reference"
+    kernel = "lmcore.contract.op.reference"
     return [
         OpImpl("attention", "small", f"{kernel}:attention", priority=20, supports=small),
         OpImpl("attention", "needy", f"{kernel}:attention", priority=30, requires=("nonesuch",)),
@@ -102,7 +102,7 @@ def test_the_list_as_json(capsys):
         "priority": 10,
         "traits": ["deterministic", "fused"],
         "requires": {},
-        "load": f"lmcore.accelerator.op.torch_kernels:{function}",
+        "load": f"lmcore.contract.op.torch_kernels:{function}",
     }
 
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from suite import warm
 
-from lmcore.accelerator import Probe, ProbeState
 from lmcore.cli.main import main
 from lmcore.cli.run import RunSection, _hand_down, _split, _with_flags_at_end
+from lmcore.contract import Probe, ProbeState
 from lmcore.plugin import Selection
 
 GOLDEN = Path(__file__).parents[2] / "golden/errors"

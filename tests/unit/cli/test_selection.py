@@ -6,8 +6,8 @@ import os
 
 import pytest
 
+from lmcore.base.errors import ConfigError, DeviceError
 from lmcore.cli.selection import find_plugins
-from lmcore.errors import ConfigError, DeviceError
 from lmcore.plugin import HANDED_DOWN, PluginState, discover, select
 from lmcore.runtime.device_choice import choose_device
 from lmcore.runtime.launch.rank import RankInfo

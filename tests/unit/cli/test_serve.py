@@ -18,13 +18,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from lmcore.accelerator import OP_SPECS, OpTable
+from lmcore.base.errors import ConfigError, RunError
 from lmcore.checkpoint import save_checkpoint
 from lmcore.cli.ask import run as ask
 from lmcore.cli.serve import run as serve
+from lmcore.contract import OP_SPECS, OpTable
 from lmcore.data.tokenizer import ByteTokenizer
 from lmcore.data.tokenizer.saved import save_tokenizer
-from lmcore.errors import ConfigError, RunError
 from lmcore.families.gpt.model import GPT
 from lmcore.families.op_binding import OpBinding
 from lmcore.model.shape import ModelShape

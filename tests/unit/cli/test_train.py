@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from lmcore.base.errors import ConfigError
 from lmcore.cli import train as train_command
 from lmcore.cli.main import main
 from lmcore.config.load import load_config
@@ -26,7 +27,6 @@ from lmcore.data.indexed.metadata import DatasetMetadata, write_metadata
 from lmcore.data.indexed.writer import IndexedDatasetWriter
 from lmcore.data.prepare.plain_text import prepare_text
 from lmcore.data.tokenizer import NullTokenizer, build_tokenizer
-from lmcore.errors import ConfigError
 from lmcore.train.report.run_report import RunResult
 
 GOLDEN = Path(__file__).parents[2] / "golden/errors"

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from lmcore.base.errors import ConfigError
 from lmcore.config.continued import ContinuedRun, continue_command
 from lmcore.config.file.run_file import write_run_file
 from lmcore.config.file.saved_settings import SavedSettings
@@ -16,7 +17,6 @@ from lmcore.config.resolve import resolve
 from lmcore.config.section import run_options
 from lmcore.config.tokenizer import TokenizerIdentity
 from lmcore.config.validate import validate
-from lmcore.errors import ConfigError
 
 
 @pytest.fixture

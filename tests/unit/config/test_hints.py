@@ -22,6 +22,7 @@ from hints import followed, instructions
 from stand_in_engine import stand_in_for_deepspeed
 
 import lmcore
+from lmcore.base.errors import ConfigError, LmcoreError
 from lmcore.cli.data.prepare import PrepareSection
 from lmcore.config.foreign.generate import GivenModel, generate_flags
 from lmcore.config.foreign.megatron import FIXED, PREPARE_UNSUPPORTED, RENAMED, UNSUPPORTED
@@ -32,7 +33,6 @@ from lmcore.config.option import Option, options_of
 from lmcore.config.options.flags import parse_flags
 from lmcore.config.section import run_options
 from lmcore.config.validate import problems_of
-from lmcore.errors import ConfigError, LmcoreError
 from lmcore.model.training_engine import engines
 
 SOURCE = Path(lmcore.__file__).parent / "config"

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from stand_in_engine import stand_in_for_deepspeed
 
+from lmcore.base.errors import ConfigError
 from lmcore.config.load import EXCLUSIVE, load_config
 from lmcore.config.section import Config, run_options
 from lmcore.config.settings import LoadedConfig, Provenance, UnreadSettingError
 from lmcore.config.validate import problems_of, validate
-from lmcore.errors import ConfigError
 
 
 def problems(argv: list[str]) -> list[str]:

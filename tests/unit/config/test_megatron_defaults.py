@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from lmcore.base.errors import ConfigError
 from lmcore.config.file.run_file import write_run_file
 from lmcore.config.load import load_config
 from lmcore.config.megatron_defaults import MEGATRON_DEFAULTS
@@ -15,7 +16,6 @@ from lmcore.config.rules.needs import note_without_effect
 from lmcore.config.section import run_options
 from lmcore.config.tokenizer import TokenizerIdentity
 from lmcore.config.validate import validate
-from lmcore.errors import ConfigError
 
 THEIRS: dict[str, Any] = {
     "adam_beta1": 0.9,

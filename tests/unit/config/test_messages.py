@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from lmcore.base.errors import ConfigError
 from lmcore.config.load import load_config
 from lmcore.config.resolve import resolve
 from lmcore.config.tokenizer import TokenizerIdentity
 from lmcore.config.validate import validate
-from lmcore.errors import ConfigError
 
 GOLDEN = Path(__file__).parents[2] / "golden/errors"
 

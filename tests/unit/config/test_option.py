@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import pytest
 
+from lmcore.base.errors import ConfigError
 from lmcore.config.option import REQUIRED, option, options_of
 from lmcore.config.section import SECTIONS, run_options
-from lmcore.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from lmcore.base.errors import ConfigError
 from lmcore.config.file.run_file import write_run_file
 from lmcore.config.load import load_config
 from lmcore.config.option import option
@@ -23,7 +24,6 @@ from lmcore.config.section import Config, run_options
 from lmcore.config.settings import Provenance
 from lmcore.config.tokenizer import TokenizerIdentity
 from lmcore.config.validate import validate
-from lmcore.errors import ConfigError
 
 
 @dataclass(frozen=True)

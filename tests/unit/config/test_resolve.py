@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from lmcore.base.errors import ConfigError, DataError
 from lmcore.config.file.saved_settings import SavedSettings
 from lmcore.config.load import load_config
 from lmcore.config.plan import ResumePoint
@@ -16,7 +17,6 @@ from lmcore.config.resolve import RunPlan, resolve
 from lmcore.config.settings import Provenance
 from lmcore.config.tokenizer import TokenizerIdentity
 from lmcore.config.validate import validate
-from lmcore.errors import ConfigError, DataError
 
 
 def plan_of(line: str, *, world_size: int = 1, vocab_size: int = 257) -> RunPlan:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from lmcore.base.errors import ConfigError
 from lmcore.config.load import load_config
 from lmcore.config.section import run_options
 from lmcore.config.validate import problems_of
-from lmcore.errors import ConfigError
 
 INTEGERS = [option for option in run_options().values() if option.type is int]
 

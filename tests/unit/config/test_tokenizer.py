@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lmcore.base.errors import ConfigError
 from lmcore.cli.data.prepare_section import PrepareSection
 from lmcore.cli.generate import GenerateSection
 from lmcore.config.section import DataSection
 from lmcore.config.tokenizer import BUILT_IN_TYPES, TokenizerSettings
-from lmcore.errors import ConfigError
 
 TEXT = st.none() | st.text(min_size=1, max_size=5)
 SETTINGS = st.builds(

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from model_states import LLAMA, RandomState
 
+from lmcore.base.errors import CheckpointArgumentError, ConfigError
 from lmcore.cli.main import main
 from lmcore.config.load import load_config
 from lmcore.conversion.huggingface.read import HuggingFaceState
 from lmcore.conversion.huggingface.write import write_huggingface
 from lmcore.conversion.loading.foreign_model import describe_foreign
-from lmcore.errors import CheckpointArgumentError, ConfigError
 from lmcore.model.known_plugins import KnownPlugin
 from lmcore.plugin import discover
 from lmcore.train.resume.foreign import not_a_run

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from deepspeed_plugin import with_deepspeed
 
+from lmcore.base.errors import CheckpointArgumentError, CheckpointError, ConfigError
 from lmcore.conversion.checkpoint_step import foreign_checkpoint
 from lmcore.conversion.formats import read_state
-from lmcore.errors import CheckpointArgumentError, CheckpointError, ConfigError
 
 FILES = {
     "megatron": ("iter_{:07d}", "mp_rank_00/model_optim_rng.pt"),

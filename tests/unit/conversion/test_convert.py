@@ -14,6 +14,7 @@ import pytest
 import torch
 from model_states import GPT2, LLAMA, RandomState, same_state
 
+from lmcore.base.errors import CheckpointError
 from lmcore.checkpoint import read_manifest, save_checkpoint
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.conversion import new_directory as module
@@ -22,7 +23,6 @@ from lmcore.conversion.formats import WriteOptions, read_state
 from lmcore.conversion.loading.foreign_model import describe_foreign
 from lmcore.conversion.native.read import LmcoreState
 from lmcore.conversion.state import ADAM, WEIGHT, ModelState
-from lmcore.errors import CheckpointError
 from lmcore.model.checkpoint_format import format_of, formats
 
 RunOf = Callable[[ModelState], Path]

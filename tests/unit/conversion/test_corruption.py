@@ -19,10 +19,10 @@ import torch
 from damage import TO_A_FILE, time_limit
 from model_states import GPT2, RandomState
 
+from lmcore.base.errors import CheckpointError, LmcoreError
 from lmcore.conversion.foreign_pickle.load import load_tensors
 from lmcore.conversion.formats import WriteOptions, read_state, write_state
 from lmcore.data.tokenizer import ByteTokenizer
-from lmcore.errors import CheckpointError, LmcoreError
 from lmcore.model.checkpoint_format import formats
 
 OTHERS = [name for name in formats() if name != "lmcore"]

@@ -13,6 +13,7 @@ from foreign_values import NOT_JSON, VALUES, accept_or_refuse, places
 from megatron_files import run_progress
 from model_states import GPT2, LLAMA, RandomState
 
+from lmcore.base.errors import LmcoreError
 from lmcore.checkpoint.manifest import _checksum
 from lmcore.conversion.formats import read_state
 from lmcore.conversion.huggingface import saved_config
@@ -31,7 +32,6 @@ from lmcore.conversion.native.continuing import continue_flags, continue_notes, 
 from lmcore.conversion.native.write import write_lmcore
 from lmcore.conversion.state import ADAM, WEIGHT
 from lmcore.data.tokenizer import ByteTokenizer
-from lmcore.errors import LmcoreError
 from lmcore.model.shape import ModelShape
 
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 from model_states import GPT2, RandomState
 
+from lmcore.base.errors import CheckpointError, PluginError
 from lmcore.checkpoint import save_checkpoint
 from lmcore.cli.main import main
 from lmcore.config.section import CheckpointSection
 from lmcore.conversion.formats import WriteOptions, read_state, unrecognized, write_state
 from lmcore.conversion.huggingface.write import write_huggingface
-from lmcore.errors import CheckpointError, PluginError
 from lmcore.model.checkpoint_format import CheckpointFormat, formats
 from lmcore.train.resume.point import find_resume_point
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from model_states import GPT2, LLAMA, RandomState
 
+from lmcore.base.errors import CheckpointError
 from lmcore.cli.main import main
 from lmcore.conversion import logits
 from lmcore.conversion.convert import convert
@@ -19,7 +20,6 @@ from lmcore.conversion.huggingface.write import write_huggingface
 from lmcore.conversion.logits import compared_logits, reason_not_to_compare
 from lmcore.conversion.megatron.parameters.layout import Layout
 from lmcore.conversion.state import ModelState
-from lmcore.errors import CheckpointError
 from lmcore.model.checkpoint_format import formats
 
 RunOf = Callable[[ModelState], Path]

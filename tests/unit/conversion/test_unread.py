@@ -15,6 +15,7 @@ from megatron_files import edit, run_progress
 from model_states import SHAPES, RandomState
 from safetensors.torch import load_file, save_file
 
+from lmcore.base.errors import CheckpointError
 from lmcore.checkpoint import TensorEntry, save_streamed
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.conversion.convert import convert
@@ -27,7 +28,6 @@ from lmcore.conversion.megatron.torch_dist.write import write_distributed
 from lmcore.conversion.native.manifest import stored_name
 from lmcore.conversion.state import ADAM, WEIGHT
 from lmcore.conversion.unread import buffer_difference
-from lmcore.errors import CheckpointError
 from lmcore.families.layers.rotary import rotation_speeds
 from lmcore.model.shape import ModelShape
 

@@ -10,6 +10,7 @@ import torch
 from megatron_models import LLAMA, MemoryState, trained
 from weights_only import converted, require_weights_alone, same_weights
 
+from lmcore.base.errors import CheckpointError
 from lmcore.conversion.convert import convert
 from lmcore.conversion.huggingface.write import write_huggingface
 from lmcore.conversion.loading.weights import WeightReader
@@ -17,7 +18,6 @@ from lmcore.conversion.megatron.parameters.layout import Layout
 from lmcore.conversion.megatron.rank_files.write import write_megatron
 from lmcore.conversion.megatron.torch_dist.read import DistributedState
 from lmcore.conversion.megatron.torch_dist.write import write_distributed
-from lmcore.errors import CheckpointError
 
 NAME = "blocks.0.feed_forward.up.weight"
 

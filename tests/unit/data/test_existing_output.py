@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from lmcore.base.errors import ConfigError
 from lmcore.data.existing_output import require_unused
 from lmcore.data.input.document import key_missing
-from lmcore.errors import ConfigError
 
 
 @pytest.mark.parametrize("rest", ["x", "deeper/x"])

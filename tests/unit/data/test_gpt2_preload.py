@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
+from lmcore.base.errors import DataError
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.data import gpt2_preload, native
 from lmcore.data.gpt2_preload import BpePreload
 from lmcore.data.tokenizer import GPT2BPETokenizer, gpt2, tokenizer_from
 from lmcore.data.tokenizer.bpe_files import byte_alphabet
-from lmcore.errors import DataError
 
 
 @pytest.fixture

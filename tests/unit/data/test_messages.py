@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from lmcore.base.errors import LmcoreError
 from lmcore.config.derived.split import parse_split
 from lmcore.data.blend.train_split import split_ranges
 from lmcore.data.blend.weights import DatasetTokens, weigh
@@ -20,7 +21,6 @@ from lmcore.data.prepare.run import PrepareRequest, prepare
 from lmcore.data.tokenizer import ByteTokenizer, GPT2BPETokenizer, build_tokenizer
 from lmcore.data.tools.merge import merge
 from lmcore.data.tools.repair import RepairRequest, repair
-from lmcore.errors import LmcoreError
 
 GOLDEN = Path(__file__).parents[2] / "golden/errors"
 

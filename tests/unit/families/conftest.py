@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lmcore.accelerator import OP_SPECS, OpTable
+from lmcore.contract import OP_SPECS, OpTable
 from lmcore.families.gpt.model import GPT
 from lmcore.families.op_binding import OpBinding
 from lmcore.families.recompute import KEEP_ALL, Recompute

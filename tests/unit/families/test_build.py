@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 from layouts.mlp_model import MLPModel, replace_gpt
 
-from lmcore.accelerator import OP_SPECS, OpTable
-from lmcore.errors import RunError
+from lmcore.base.errors import RunError
+from lmcore.contract import OP_SPECS, OpTable
 from lmcore.families.build import create_model
 from lmcore.families.gpt.model import GPT
 from lmcore.families.op_binding import OpBinding

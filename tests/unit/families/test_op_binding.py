@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from lmcore.accelerator import OP_SPECS, OpImpl, OpTable
-from lmcore.accelerator.op.context import attribute_options
-from lmcore.accelerator.op.records import load_target
+from lmcore.contract import OP_SPECS, OpImpl, OpTable
+from lmcore.contract.op.context import attribute_options
+from lmcore.contract.op.records import load_target
 from lmcore.families.gpt.model import GPT
 from lmcore.families.op_binding import OpBinding
 from lmcore.model.shape import ModelShape
@@ -59,7 +59,7 @@ def test_a_module_keeps_the_bare_kernel():
 
     `benchmarks/abstraction.py` measures what the attribute costs.
     """
-    kernel = "lmcore.accelerator.op.reference"
+    kernel = "lmcore.contract.op.reference"
     table = OpTable(OP_SPECS, [OpImpl("layer_norm", "own", f"{kernel}:layer_norm", plugin="chip")])
     norm = GPT(SHAPE, OpBinding(table, "cpu", "float32")).blocks["0"].attention_norm
     assert vars(norm)["op"] is load_target(f"{kernel}:layer_norm")

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lmcore.accelerator import PrecisionPolicy, autocast_policy, full_precision_policy
-from lmcore.accelerator.op import reference, torch_kernels
-from lmcore.errors import DeviceError
+from lmcore.base.errors import DeviceError
+from lmcore.contract import PrecisionPolicy, autocast_policy, full_precision_policy
+from lmcore.contract.op import reference, torch_kernels
 from lmcore.families.products import apply_precision
 
 create_device = pytest.importorskip("lmcore_cpu.device").create_device

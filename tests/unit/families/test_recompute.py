@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lmcore.accelerator import RecomputePolicy, full_policy, selective_policy
-from lmcore.accelerator.recompute import Placement, remembering
+from lmcore.contract import RecomputePolicy, full_policy, selective_policy
+from lmcore.contract.recompute import Placement, remembering
 from lmcore.families.gpt.model import GPT
 from lmcore.families.recompute import KEEP_ALL, Recompute
 from lmcore.plugin import create_device, discover, select

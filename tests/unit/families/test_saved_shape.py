@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lmcore.errors import CheckpointError, LmcoreError
+from lmcore.base.errors import CheckpointError, LmcoreError
 from lmcore.families.saved_shape import read_shape
 
 VALUES: dict[str, Any] = {

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from lmcore.accelerator import OP_SPECS, OpTable
 from lmcore.checkpoint import save_checkpoint
 from lmcore.config.section import AcceleratorSection, Config
+from lmcore.contract import OP_SPECS, OpTable
 from lmcore.data.tokenizer import ByteTokenizer
 from lmcore.data.tokenizer.saved import save_tokenizer
 from lmcore.families.gpt.model import GPT

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from lmcore.accelerator import OP_SPECS, OpTable
-from lmcore.errors import RunError
+from lmcore.base.errors import RunError
+from lmcore.contract import OP_SPECS, OpTable
 from lmcore.families.gpt.model import GPT
 from lmcore.families.op_binding import OpBinding
 from lmcore.generation.beam import Beam, beam_search

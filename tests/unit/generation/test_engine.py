@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from lmcore.accelerator import OP_SPECS, OpTable
-from lmcore.errors import RunError
+from lmcore.base.errors import RunError
+from lmcore.contract import OP_SPECS, OpTable
 from lmcore.families.gpt.model import GPT
 from lmcore.families.layers.cache import SlotCache
 from lmcore.families.op_binding import OpBinding

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 import torch
 
-from lmcore.errors import ConfigError, RunError
+from lmcore.base.errors import ConfigError, RunError
 from lmcore.families.gpt.model import GPT
 from lmcore.generation.generate import (
     Generation,

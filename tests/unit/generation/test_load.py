@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from lmcore.base.errors import CheckpointError, ConfigError, DataError
 from lmcore.checkpoint import find_checkpoint, read_manifest, save_checkpoint
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.data.tokenizer import ByteTokenizer
 from lmcore.data.tokenizer.bpe_files import byte_alphabet
-from lmcore.errors import CheckpointError, ConfigError, DataError
 from lmcore.families.build import op_binding
 from lmcore.families.gpt.model import GPT
 from lmcore.generation.load import LoadedModel, load_model, load_weights

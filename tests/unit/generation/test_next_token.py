@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lmcore.errors import RunError
+from lmcore.base.errors import RunError
 from lmcore.generation.next_token import extend, probabilities
 from lmcore.generation.request import Continuation, Request
 from lmcore.generation.sampling.logits import new_generator

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import lmcore
-from lmcore.accelerator import OP_SPECS, OpImpl, OpTable
-from lmcore.accelerator.op import torch_kernels
-from lmcore.accelerator.op.context import OpContext
+from lmcore.contract import OP_SPECS, OpImpl, OpTable
+from lmcore.contract.op import torch_kernels
+from lmcore.contract.op.context import OpContext
 from lmcore.plugin import HANDED_DOWN
 
 CALLS: Counter[str] = Counter()
@@ -79,7 +79,7 @@ def counted_runtime(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
 def _inner(op: str) -> Callable[..., Any]:
     if op == "linear_cross_entropy":
-        from lmcore.accelerator.op import reference
+        from lmcore.contract.op import reference
 
         return reference.linear_cross_entropy
     found: Callable[..., Any] = getattr(torch_kernels, op)

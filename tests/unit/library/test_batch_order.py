@@ -20,7 +20,7 @@ from torch.utils.data import (
 )
 from user_loop import Odd, OddBatches, Unsized, dataset, numbers
 
-from lmcore.errors import ConfigError, OtherRankError, RunError
+from lmcore.base.errors import ConfigError, OtherRankError, RunError
 from lmcore.library import batch_order
 from lmcore.library.epoch import RecentEpochs
 from lmcore.library.exchange import gather_samples

@@ -18,8 +18,8 @@ from torch.utils.data import (
 )
 from user_loop import OddBatches, Unsized, dataset, numbers
 
+from lmcore.base.errors import ConfigError
 from lmcore.data.loading.nested import map_tensors
-from lmcore.errors import ConfigError
 from lmcore.library.loader import ShardedLoader, shard_loader
 from lmcore.runtime.launch.rank import RankInfo
 

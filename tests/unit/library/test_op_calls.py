@@ -7,9 +7,9 @@ import inspect
 import pytest
 import torch
 
-from lmcore.accelerator import OP_SPECS
-from lmcore.accelerator.op import reference
-from lmcore.errors import ConfigError, LmcoreError
+from lmcore.base.errors import ConfigError, LmcoreError
+from lmcore.contract import OP_SPECS
+from lmcore.contract.op import reference
 from lmcore.library.op_calls import OpCalls
 
 X = torch.randn(2, 4, 6, 8, generator=torch.Generator().manual_seed(1))

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
+from lmcore.base.errors import LmcoreError
 from lmcore.checkpoint import read_manifest
-from lmcore.errors import LmcoreError
 
 
 def make(hidden: int = 4) -> tuple[nn.Module, torch.optim.Optimizer]:

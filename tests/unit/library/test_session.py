@@ -18,8 +18,8 @@ from torch.nn import functional
 from user_loop import make
 
 import lmcore
-from lmcore.accelerator import Compilations
-from lmcore.errors import ConfigError, DeviceError
+from lmcore.base.errors import ConfigError, DeviceError
+from lmcore.contract import Compilations
 from lmcore.plugin import hook_calls
 
 

@@ -14,8 +14,8 @@ from torch.nn import functional
 from user_loop import batches, make
 
 import lmcore
-from lmcore import accelerator
-from lmcore.errors import ConfigError, RunError
+from lmcore import contract
+from lmcore.base.errors import ConfigError, RunError
 from lmcore.library.finite_check import FiniteCheck
 
 
@@ -291,7 +291,7 @@ def test_an_optimizer_of_an_earlier_session(start: Any) -> None:
 class Device(SimpleNamespace):
     """A device other than the CPU, with or without asynchronous copies."""
 
-    step_boundary = staticmethod(accelerator.Device.step_boundary)
+    step_boundary = staticmethod(contract.Device.step_boundary)
 
     def require(self, name: str) -> Any:
         return getattr(self, name)

@@ -8,10 +8,10 @@ import pytest
 import torch
 from model_states import SHAPES
 
-from lmcore.accelerator import OP_SPECS, OpTable
 from lmcore.config.derived.model_math import model_shape
 from lmcore.config.preset import PRESETS
 from lmcore.config.section.model import ModelSection
+from lmcore.contract import OP_SPECS, OpTable
 from lmcore.families.gpt.model import GPT
 from lmcore.families.op_binding import OpBinding
 from lmcore.model.shape import ModelShape

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from lmcore.accelerator import OP_SPECS
-from lmcore.accelerator.op.records import load_target
 from lmcore.config.section.optimizer import OptimizerSection
+from lmcore.contract import OP_SPECS
+from lmcore.contract.op.records import load_target
 from lmcore.optim.create import create_optimizer
 
 ADAMW = load_target(next(spec.reference for spec in OP_SPECS if spec.name == "adamw"))

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from lmcore.accelerator import OP_SPECS
-from lmcore.accelerator.op.records import load_target
+from lmcore.contract import OP_SPECS
+from lmcore.contract.op.records import load_target
 from lmcore.optim.adamw import AdamW
 from lmcore.optim.optimizer import parameter_groups
 from lmcore_cpu.kernels import KERNELS

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from lmcore.accelerator.torch_versions import MUON
-from lmcore.errors import ConfigError
+from lmcore.base.errors import ConfigError
+from lmcore.contract.torch_versions import MUON
 from lmcore.optim.class_trial import create_torch_optimizer
 from lmcore.optim.optimizer import parameter_groups
 

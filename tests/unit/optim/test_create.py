@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lmcore.accelerator.torch_versions import MUON
 from lmcore.config.optimizers import OPTIMIZERS
 from lmcore.config.section import run_options
+from lmcore.contract.torch_versions import MUON
 
 NAMES = run_options()["optimizer"].choices or ()
 ELEMENTWISE = [

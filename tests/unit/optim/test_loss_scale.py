@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from lmcore.accelerator.precision.policy import autocast_policy, full_precision_policy
+from lmcore.base.errors import CheckpointError
 from lmcore.config.load import load_config
-from lmcore.errors import CheckpointError
+from lmcore.contract.precision.policy import autocast_policy, full_precision_policy
 from lmcore.optim.loss_scale import DynamicLossScale, FixedLossScale, LossScale, loss_scale_of
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from lmcore.accelerator.torch_versions import MUON
+from lmcore.contract.torch_versions import MUON
 
 pytestmark = pytest.mark.skipif(not MUON, reason=f"this torch has no {MUON.description}")
 

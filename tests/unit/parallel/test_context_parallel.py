@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmcore.accelerator.op.reference import attention
+from lmcore.contract.op.reference import attention
 from lmcore.parallel import context_parallel
 from lmcore.parallel.context_parallel import local_positions, local_tokens
 from lmcore.parallel.mesh import Axis

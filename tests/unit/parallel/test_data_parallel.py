@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import distributed, nn
 
-from lmcore.accelerator.torch_versions import CUSTOM_SHARD_COLLECTIVES
 from lmcore.config.derived.layout import ParallelLayout
+from lmcore.contract.torch_versions import CUSTOM_SHARD_COLLECTIVES
 from lmcore.parallel import data_parallel
 from lmcore.parallel.data_parallel import shard_stages
 from lmcore.parallel.mesh import ParallelMesh

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, distributed, nn
 
-from lmcore.errors import ConfigError, RunError
+from lmcore.base.errors import ConfigError, RunError
 from lmcore.parallel import gradient_buckets
 from lmcore.parallel.gradient_buckets import GradientBuckets
 from lmcore.parallel.mesh import Axis

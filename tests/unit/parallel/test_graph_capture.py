@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lmcore.accelerator import Device
-from lmcore.errors import DeviceError
+from lmcore.base.errors import DeviceError
+from lmcore.contract import Device
 from lmcore.parallel.graph_capture import GraphedMicroBatch, allocate_gradients, require_graphs
 
 

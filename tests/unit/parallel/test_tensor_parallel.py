@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from lmcore.accelerator import OP_SPECS, OpTable
+from lmcore.contract import OP_SPECS, OpTable
 from lmcore.families.gpt.model import GPT
 from lmcore.families.op_binding import OpBinding
 from lmcore.model.shape import ModelShape

@@ -7,8 +7,8 @@ import types
 
 import pytest
 
-from lmcore.accelerator import Probe, ProbeState
-from lmcore.errors import DeviceError
+from lmcore.base.errors import DeviceError
+from lmcore.contract import Probe, ProbeState
 from lmcore.plugin import PluginRecord, PluginSet, PluginState, select
 from lmcore.plugin.known_packages import device_packages
 

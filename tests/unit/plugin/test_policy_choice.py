@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from lmcore.accelerator import (
+from lmcore.base.errors import ConfigError, DeviceError, PluginError
+from lmcore.contract import (
     CheckpointStager,
     PrecisionPolicy,
     full_policy,
     full_precision_policy,
     none_policy,
 )
-from lmcore.errors import ConfigError, DeviceError, PluginError
 from lmcore.plugin import choose_precision, choose_recompute, choose_stager
 
 

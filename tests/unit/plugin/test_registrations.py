@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from lmcore.accelerator import PluginInfo
-from lmcore.accelerator.tokenizer import Tokenizer
+from lmcore.base.errors import ConfigError, PluginError
 from lmcore.config.load import load_config
 from lmcore.config.option import REQUIRED, option
 from lmcore.config.validate import problems_of
-from lmcore.errors import ConfigError, PluginError
+from lmcore.contract import PluginInfo
+from lmcore.contract.tokenizer import Tokenizer
 from lmcore.hookspecs import hookimpl
 from lmcore.model.checkpoint_format import CheckpointFormat, formats
 from lmcore.model.command import Command
@@ -452,7 +452,7 @@ def fails(**options):
     "factory, why",
     [
         (fails, "raised OSError: no words"),
-        (lambda **options: object(), "not a `lmcore.accelerator.tokenizer.Tokenizer`"),
+        (lambda **options: object(), "not a `lmcore.contract.tokenizer.Tokenizer`"),
         (variant(name="Letters"), "calls itself 'Letters'"),
         (variant(vocab_size=0), "`vocab_size` is 0"),
         (variant(vocab_size=None), "`vocab_size` is None"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lmcore import log
+from lmcore.base import log
 from lmcore.plugin.variables import VARIABLES, warn_unknown_variables
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from lmcore.accelerator import Device, MemoryStats, Probe, ProbeState
-from lmcore.errors import DeviceError, PluginError
+from lmcore.base.errors import DeviceError, PluginError
+from lmcore.contract import Device, MemoryStats, Probe, ProbeState
 from lmcore.plugin import Selection
 from lmcore.runtime.device_start import start_device
 

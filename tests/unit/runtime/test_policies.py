@@ -13,7 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from lmcore.accelerator import (
+from lmcore.base.errors import ConfigError, DeviceError, PluginError
+from lmcore.config.load import load_config
+from lmcore.config.section import Config
+from lmcore.contract import (
     CheckpointStager,
     PluginInfo,
     PrecisionPolicy,
@@ -22,9 +25,6 @@ from lmcore.accelerator import (
     full_precision_policy,
     none_policy,
 )
-from lmcore.config.load import load_config
-from lmcore.config.section import Config
-from lmcore.errors import ConfigError, DeviceError, PluginError
 from lmcore.hookspecs import hookimpl
 from lmcore.plugin import create_device, discover, select
 from lmcore.runtime.policies import Policies, start_policies

@@ -9,8 +9,8 @@ import sys
 import pytest
 import torch
 
+from lmcore.base.errors import ConfigError, LmcoreError
 from lmcore.config.load import load_config
-from lmcore.errors import ConfigError, LmcoreError
 from lmcore.plugin import PluginSet, discover, select
 from lmcore.runtime.launch.rank import RankInfo
 from lmcore.runtime.runtime import start_runtime

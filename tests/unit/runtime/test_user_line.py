@@ -10,7 +10,7 @@ from types import SimpleNamespace, TracebackType
 import pytest
 from suite import warm
 
-from lmcore.errors import ConfigError, OtherRankError
+from lmcore.base.errors import ConfigError, OtherRankError
 from lmcore.runtime import user_line as module
 from lmcore.runtime.launch.rank import rank_info
 from lmcore.runtime.user_line import error_text, install_excepthook, previous_hook, user_line

@@ -16,7 +16,7 @@ import pytest
 import torch
 import uvicorn
 
-from lmcore.accelerator import OP_SPECS, OpTable
+from lmcore.contract import OP_SPECS, OpTable
 from lmcore.data.tokenizer import ByteTokenizer
 from lmcore.families.gpt.model import GPT
 from lmcore.families.op_binding import OpBinding

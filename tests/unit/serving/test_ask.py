@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from lmcore.base.errors import ConfigError, RunError
 from lmcore.cli.ask import AskSection, _Talk
 from lmcore.cli.ask import run as ask
 from lmcore.cli.text.dialogue import Dialogue
-from lmcore.errors import ConfigError, RunError
 from lmcore.generation.chat.template import ChatTemplate
 from lmcore.generation.load import LoadedModel
 from lmcore.serving.client import Client, ClientError

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from lmcore.errors import ConfigError
+from lmcore.base.errors import ConfigError
 from lmcore.generation.load import LoadedModel
 from lmcore.serving.client import Client, ClientError
 

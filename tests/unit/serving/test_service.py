@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from lmcore.errors import RunError
+from lmcore.base.errors import RunError
 from lmcore.generation.beam import BeamSearch, beam_search
 from lmcore.generation.generate import recompute
 from lmcore.generation.load import LoadedModel

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lmcore.accelerator import OP_SPECS, OpTable
-from lmcore.accelerator.transfer.async_scalars import ScalarCopier
+from lmcore.base.errors import DataError
+from lmcore.contract import OP_SPECS, OpTable
+from lmcore.contract.transfer.async_scalars import ScalarCopier
 from lmcore.data.loading.loader import BatchLoader
-from lmcore.errors import DataError
 from lmcore.parallel.parallel_model import parallelize
 from lmcore.parallel.random_states import seed_everything
 from lmcore.train.diagnose.non_finite import NonFiniteError

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from lmcore.base.errors import ConfigError, DataError
 from lmcore.config.load import load_config
 from lmcore.data.blend.check import inspect_sources
 from lmcore.data.prepare.named_text import bundled_text
 from lmcore.data.tokenizer import ByteTokenizer
-from lmcore.errors import ConfigError, DataError
 from lmcore.families.sample_format import sample_format
 from lmcore.train.datasets import build_datasets, choose_texts, choose_tokenizer
 

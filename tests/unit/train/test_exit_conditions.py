@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from lmcore.base.signals import END_SIGNALS
 from lmcore.config.section import TrainingSection
-from lmcore.signals import END_SIGNALS
 from lmcore.train.due import Due
 from lmcore.train.exit_conditions import ExitConditions
 

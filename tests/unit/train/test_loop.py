@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from lmcore.errors import RunError
+from lmcore.base.errors import RunError
 from lmcore.train.exit_conditions import ExitConditions
 from lmcore.train.loop import train
 from lmcore.train.report.run_directory import RunDirectory

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from lmcore.accelerator import Device
+from lmcore.contract import Device
 from lmcore.parallel.wait_clock import WaitClock
 from lmcore.train import rank_times
 from lmcore.train.rank_times import RankTimer, SlowRank, slow_rank

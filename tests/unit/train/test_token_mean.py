@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from lmcore.base.errors import DataError
 from lmcore.data.loading.batch import Batch
-from lmcore.errors import DataError
 from lmcore.families.bert.family import BERT
 from lmcore.families.gpt.family import GPT
 from lmcore.model.family import families, family_of

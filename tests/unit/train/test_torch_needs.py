@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lmcore.accelerator import torch_versions
 from lmcore.cli.main import main
+from lmcore.contract import torch_versions
 
 PIPELINE = "--pipeline-model-parallel-size 2 --nproc-per-node 2 --global-batch-size 16"
 SETTINGS = {

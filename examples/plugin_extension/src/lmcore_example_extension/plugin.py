@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmcore.accelerator import PluginInfo
+from lmcore.contract import PluginInfo
 from lmcore.hookspecs import hookimpl
 
 if TYPE_CHECKING:
-    from lmcore.accelerator.registry import (
+    from lmcore.contract.registry import (
         CommandRegistry,
         CorpusRegistry,
         OptionRegistry,
@@ -25,7 +25,7 @@ NAME = "example"
 @hookimpl
 def lmcore_plugin_info() -> PluginInfo:
     """Say who this is; without `lmcore_probe` it brings no device and serves every one."""
-    return PluginInfo(name=NAME, api=">=1.1,<2", summary="arithmetic: corpus, tokenizer, command")
+    return PluginInfo(name=NAME, api=">=1.3,<2", summary="arithmetic: corpus, tokenizer, command")
 
 
 @hookimpl

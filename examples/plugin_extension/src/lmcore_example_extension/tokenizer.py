@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lmcore.accelerator.tokenizer import Tokenizer
-from lmcore.errors import DataError
+from lmcore.base.errors import DataError
+from lmcore.contract.tokenizer import Tokenizer
 
 __all__ = ["ArithmeticTokenizer", "make_tokenizer"]
 

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from lmcore.accelerator import PluginInfo
 from lmcore.config.option import CHECKED, option
+from lmcore.contract import PluginInfo
 from lmcore.hookspecs import hookimpl
 from lmcore.model.family import Family, ForwardFlops, Loss
 from lmcore.model.parameters import ONES, ZEROS, Init, Parameter, Split
@@ -12,7 +12,7 @@ from lmcore.model.parameters import ONES, ZEROS, Init, Parameter, Split
 @hookimpl
 def lmcore_plugin_info():
     """Describe the plugin."""
-    return PluginInfo(name="window", api=">=1.2,<2", summary="language models without attention")
+    return PluginInfo(name="window", api=">=1.3,<2", summary="language models without attention")
 
 
 @dataclass(frozen=True)

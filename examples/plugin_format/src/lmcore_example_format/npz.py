@@ -6,9 +6,9 @@ import zipfile
 import numpy as np
 import torch
 
-from lmcore.bounded_file import read_bounded_file
+from lmcore.base.bounded_file import read_bounded_file
+from lmcore.base.errors import CheckpointArgumentError, CheckpointError
 from lmcore.conversion.state import WEIGHT, ModelState, require_no_problems
-from lmcore.errors import CheckpointArgumentError, CheckpointError
 from lmcore.families.saved_shape import read_shape
 from lmcore_example_format.plugin import MODEL, WEIGHTS
 

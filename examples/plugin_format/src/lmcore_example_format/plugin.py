@@ -1,6 +1,6 @@
 """The format `npz`: its record, and the hooks that add it.  Torch-free."""
 
-from lmcore.accelerator import PluginInfo
+from lmcore.contract import PluginInfo
 from lmcore.hookspecs import hookimpl
 from lmcore.model.checkpoint_format import CheckpointFormat
 
@@ -10,7 +10,7 @@ MODEL, WEIGHTS = "npz_model.json", "npz_weights.npz"
 @hookimpl
 def lmcore_plugin_info():
     """Describe the plugin."""
-    return PluginInfo(name="npz", api=">=1.2,<2", summary="checkpoints as arrays of numpy")
+    return PluginInfo(name="npz", api=">=1.3,<2", summary="checkpoints as arrays of numpy")
 
 
 @hookimpl

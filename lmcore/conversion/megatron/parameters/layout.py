@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lmcore.base.errors import CheckpointArgumentError
 from lmcore.conversion.megatron.parameters.names import EMBEDDING, HEAD, TIED, foreign_name
-from lmcore.errors import CheckpointArgumentError
 from lmcore.model.family import parameter_shapes
 from lmcore.model.megatron_names import MegatronNames, names_for
 from lmcore.model.shape import ModelShape

@@ -10,7 +10,7 @@ import functools
 import re
 from typing import TYPE_CHECKING
 
-from lmcore.errors import CheckpointError
+from lmcore.base.errors import CheckpointError
 from lmcore.families.gpt.megatron import NAMES as GPT_NAMES
 from lmcore.families.layers.parameters import module_of
 from lmcore.model.family import families, family_of

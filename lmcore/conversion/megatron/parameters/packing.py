@@ -22,10 +22,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from lmcore.base.errors import CheckpointError, several
 from lmcore.conversion.recipe import Recipe, grouped_qkv
 from lmcore.conversion.state import WEIGHT
 from lmcore.conversion.unread import same_values
-from lmcore.errors import CheckpointError, several
 from lmcore.model.family import parameters_of
 from lmcore.model.parameters import Parameter, stored
 from lmcore.model.shape import ModelShape

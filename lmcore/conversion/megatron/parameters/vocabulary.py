@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from lmcore.errors import counted
+from lmcore.base.errors import counted
 from lmcore.model.family import vocabulary_parameters
 from lmcore.model.vocabulary import USUAL_MULTIPLE, pad_vocab_size, vocabulary_multiple
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lmcore.base.errors import counted
 from lmcore.conversion.megatron.directory import APART_NAME
 from lmcore.conversion.megatron.optimizer.groups import (
     INNER,
@@ -36,7 +37,6 @@ from lmcore.conversion.megatron.parameters.names import TIED
 from lmcore.conversion.megatron.rank_files.distributed_optimizer import read_distributed
 from lmcore.conversion.megatron.rank_files.rank_file import RankFile
 from lmcore.conversion.state import ADAM, WEIGHT, OptimizerStateError, Progress
-from lmcore.errors import counted
 
 __all__ = ["moments_content", "read_moments"]
 

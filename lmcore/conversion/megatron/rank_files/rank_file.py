@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
+from lmcore.base.errors import CheckpointError
 from lmcore.conversion.foreign_pickle.records import Record, load_content, values_of
 from lmcore.conversion.megatron.parameters.names import EMBEDDING, HEAD, TIED, UNUSED, parameter_of
-from lmcore.errors import CheckpointError
 
 __all__ = ["Part", "RankFile", "flat_tensors"]
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lmcore.base.errors import CheckpointError, counted
 from lmcore.conversion.cast import FLOAT_DTYPES
 from lmcore.conversion.megatron.checkpoint_state import MegatronCheckpointState
 from lmcore.conversion.megatron.directory import rank_count, rank_files, require_ranks
@@ -28,7 +29,6 @@ from lmcore.conversion.state import (
     require_no_problems,
 )
 from lmcore.conversion.unread import different_copy, require_computed, same_values
-from lmcore.errors import CheckpointError, counted
 from lmcore.model.family import parameter_shapes
 
 __all__ = ["MegatronState"]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from lmcore.base.durable import write_atomically
 from lmcore.conversion.cast import cast
 from lmcore.conversion.megatron.directory import (
     TRACKER_NAME,
@@ -28,7 +29,6 @@ from lmcore.conversion.megatron.run.schedule import schedule_content
 from lmcore.conversion.megatron.run.written_arguments import VERSION, run_arguments, start_notes
 from lmcore.conversion.state import WEIGHT
 from lmcore.conversion.torch_file import save_file, separate
-from lmcore.durable import write_atomically
 from lmcore.model.megatron_names import names_for
 
 if TYPE_CHECKING:

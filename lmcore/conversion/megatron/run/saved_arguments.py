@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lmcore.base.errors import CheckpointError
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.conversion.foreign_pickle.records import Record
 from lmcore.conversion.state import TRAINING_OPTIONS, TokenizerNote, known_settings
-from lmcore.errors import CheckpointError
 from lmcore.families.saved_shape import is_number, read_shape
 from lmcore.model.megatron_names import names_of_tensors
 from lmcore.model.shape import ModelShape

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lmcore.base.errors import CheckpointError, several
 from lmcore.checkpoint.dcp_metadata import dtype_of
 from lmcore.conversion.cast import FLOAT_DTYPES
 from lmcore.conversion.foreign_pickle.records import load_content, values_of
@@ -43,7 +44,6 @@ from lmcore.conversion.state import (
     require_no_problems,
 )
 from lmcore.conversion.unread import different_copy, require_computed, same_values
-from lmcore.errors import CheckpointError, several
 
 __all__ = ["DistributedState"]
 

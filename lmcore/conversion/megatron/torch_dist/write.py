@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lmcore.accelerator.dtype import dtype_name
+from lmcore.base.durable import write_atomically
 from lmcore.checkpoint.chunks import ChunkBounds
 from lmcore.checkpoint.dcp_index import write_index
 from lmcore.checkpoint.dcp_writer import ByteRange, write_streamed
 from lmcore.checkpoint.manifest import TensorEntry
+from lmcore.contract.dtype import dtype_name
 from lmcore.conversion.cast import cast
 from lmcore.conversion.megatron.directory import (
     COMMON_NAME,
@@ -39,7 +40,6 @@ from lmcore.conversion.megatron.run.schedule import schedule_content
 from lmcore.conversion.megatron.run.written_arguments import VERSION, run_arguments, start_notes
 from lmcore.conversion.state import ADAM, WEIGHT
 from lmcore.conversion.torch_file import save_file
-from lmcore.durable import write_atomically
 from lmcore.model.megatron_names import MegatronNames, names_for
 from lmcore.parallel.tensor_layout import Chunk
 

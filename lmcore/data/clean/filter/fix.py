@@ -9,8 +9,8 @@ from __future__ import annotations
 import importlib.util
 import re
 
+from lmcore.base.errors import MissingPackageError
 from lmcore.data.clean.document import Document, Replace, Verdict
-from lmcore.errors import MissingPackageError
 
 __all__ = ["FixStep", "fixed"]
 

@@ -7,8 +7,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from lmcore.base.errors import ConfigError, MissingPackageError, suggestion
 from lmcore.data.clean.document import Document, Drop, Verdict
-from lmcore.errors import ConfigError, MissingPackageError, suggestion
 
 __all__ = ["UNKNOWN", "LanguageStep"]
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from lmcore.base.errors import counted
 from lmcore.data.clean.document import Document, Drop, Verdict
 from lmcore.data.tokenizer import Tokenizer
-from lmcore.errors import counted
 
 __all__ = ["CharactersStep", "TokensStep"]
 

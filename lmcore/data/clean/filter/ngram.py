@@ -27,10 +27,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lmcore.base.errors import ConfigError, DataError
 from lmcore.data.clean.document import Document, Drop, Replace, Verdict
 from lmcore.data.input.compression import open_text
 from lmcore.data.input.files import ending_of, resolve_inputs
-from lmcore.errors import ConfigError, DataError
 
 __all__ = [
     "EvaluationNgrams",

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
+from lmcore.base.errors import DataError
 from lmcore.data.clean.document import Document, Drop, Verdict
 from lmcore.data.input.compression import open_text
-from lmcore.errors import DataError
 
 __all__ = ["DEFAULT_RULES", "UrlRules", "UrlStep", "normalized", "read_rules"]
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lmcore.bounded_file import read_bounded_file
-from lmcore.errors import ConfigError, DataError, MissingPackageError
+from lmcore.base.bounded_file import read_bounded_file
+from lmcore.base.errors import ConfigError, DataError, MissingPackageError
 
 __all__ = ["PunktSplitter", "find_tables", "read_tables"]
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from lmcore.errors import ConfigError, MissingPackageError, suggestion
+from lmcore.base.errors import ConfigError, MissingPackageError, suggestion
 
 __all__ = ["SPLITTERS", "SentenceOptions", "SentenceSplitter", "build_splitter"]
 

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lmcore.accelerator.tokenizer import Tokenizer
+from lmcore.base.errors import DataError
+from lmcore.contract.tokenizer import Tokenizer
 from lmcore.data.tokenizer.file_tokenizer import read_bounded
 from lmcore.data.tokenizer.pretrained.files import (
     ADDITIONAL_TEMPLATES,
@@ -22,7 +23,6 @@ from lmcore.data.tokenizer.pretrained.files import (
     TEMPLATE,
 )
 from lmcore.data.tokenizer.pretrained.tokenizer import PretrainedTokenizer
-from lmcore.errors import DataError
 
 __all__ = ["DEFAULT_TEMPLATE", "chat_templates", "end_tokens"]
 

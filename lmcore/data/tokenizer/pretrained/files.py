@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lmcore.base.errors import DataError
 from lmcore.data.tokenizer.file_tokenizer import read_bounded
-from lmcore.errors import DataError
 
 __all__ = [
     "ADDITIONAL_TEMPLATES",

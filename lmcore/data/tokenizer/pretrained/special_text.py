@@ -9,7 +9,7 @@ import dataclasses
 import re
 from collections.abc import Callable
 
-from lmcore.accelerator.tokenizer import Tokenizer
+from lmcore.contract.tokenizer import Tokenizer
 from lmcore.data.tokenizer.byte import ByteTokenizer
 from lmcore.data.tokenizer.file_tokenizer import FileTokenizer, special_ids
 from lmcore.data.tokenizer.gpt2 import GPT2BPETokenizer

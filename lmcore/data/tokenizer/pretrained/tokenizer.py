@@ -20,10 +20,10 @@ import numpy as np
 import numpy.typing as npt
 import tokenizers
 
+from lmcore.base.errors import DataError, counted
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.data.tokenizer.file_tokenizer import FileTokenizer, SpecialIds, refuse_surrogates
 from lmcore.data.tokenizer.pretrained.files import PretrainedFiles, read_pretrained
-from lmcore.errors import DataError, counted
 
 __all__ = ["PretrainedTokenizer", "pretrained_path"]
 

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from lmcore.accelerator import (
+    from lmcore.config.section import Config
+    from lmcore.contract import (
         CheckpointStager,
         CommBackend,
         Device,
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
         PrecisionPolicy,
         RecomputePolicy,
     )
-    from lmcore.config.section import Config
 
 __all__ = ["Bench"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from lmcore.errors import counted
+from lmcore.base.errors import counted
 from lmcore_conformance.registry import conclude
 
 __all__ = ["CaseFindings"]

@@ -11,8 +11,8 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lmcore.accelerator import OpImpl
-    from lmcore.accelerator.op.table import OpTable
+    from lmcore.contract import OpImpl
+    from lmcore.contract.op.table import OpTable
     from lmcore.plugin import PluginRecord
     from lmcore_conformance.bench import Bench
 
@@ -118,7 +118,7 @@ def contributions(bench: Bench) -> list[dict[str, Any]]:
 
 
 def _kernels(bench: Bench, table: OpTable, record: PluginRecord) -> Iterator[dict[str, Any]]:
-    from lmcore.accelerator.op.records import missing_packages
+    from lmcore.contract.op.records import missing_packages
 
     for impl in table.impls:
         if impl.plugin != record.name:
@@ -135,7 +135,7 @@ def _kernels(bench: Bench, table: OpTable, record: PluginRecord) -> Iterator[dic
 
 def _cases(bench: Bench, table: OpTable, impl: OpImpl) -> tuple[int, int, str]:
     """Return how many cases a kernel does, for how many it is bound, and a reason if one is 0."""
-    from lmcore.accelerator.op.context import op_context
+    from lmcore.contract.op.context import op_context
     from lmcore_conformance.op.call import SPECS, Kernel, dtypes_of
     from lmcore_conformance.op.case import CASES
 

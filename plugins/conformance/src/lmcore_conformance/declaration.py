@@ -25,7 +25,7 @@ from typing import Any
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
-from lmcore.errors import ConfigError, suggestion
+from lmcore.base.errors import ConfigError, suggestion
 from lmcore_conformance import SUITE_VERSION
 from lmcore_conformance.registry import Check
 from lmcore_conformance.requirements import REQUIREMENTS

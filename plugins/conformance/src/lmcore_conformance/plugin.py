@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lmcore.accelerator import PluginInfo
+from lmcore.contract import PluginInfo
 from lmcore.hookspecs import hookimpl
 
 if TYPE_CHECKING:
-    from lmcore.accelerator.registry import CommandRegistry
+    from lmcore.contract.registry import CommandRegistry
 
 
 @hookimpl
 def lmcore_plugin_info() -> PluginInfo:
     """Return name and versions."""
     return PluginInfo(
-        "conformance", api=">=1.1,<2", torch=">=2.8", summary="the kit for authors of plugins"
+        "conformance", api=">=1.3,<2", torch=">=2.8", summary="the kit for authors of plugins"
     )
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from lmcore.errors import PluginError
+    from lmcore.base.errors import PluginError
     from lmcore_conformance.declaration import Declaration
     from lmcore_conformance.registry import Check
     from lmcore_conformance.result import Result
@@ -166,7 +166,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     config = session.config
     if not _is_wanted(config):
         return
-    from lmcore.errors import LmcoreError
+    from lmcore.base.errors import LmcoreError
 
     try:
         config.stash[_STATE] = _start(config)
@@ -181,7 +181,7 @@ def _is_wanted(config: pytest.Config) -> bool:
 
 
 def _start(config: pytest.Config) -> Conformance:
-    from lmcore.errors import ConfigError, suggestion
+    from lmcore.base.errors import ConfigError, suggestion
     from lmcore_conformance.declaration import declaration_of, read_declaration
     from lmcore_conformance.op.run_shapes import read_shapes
     from lmcore_conformance.registry import LEVELS, all_checks
@@ -229,7 +229,7 @@ def _start(config: pytest.Config) -> Conformance:
 
 
 def _unusable(target: Target) -> PluginError:
-    from lmcore.errors import PluginError
+    from lmcore.base.errors import PluginError
 
     return PluginError(
         f"plugin {target.record.label} cannot be used; level 0 alone can be tested",

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import Any
 
-from lmcore.accelerator import API_VERSION
+from lmcore.contract import API_VERSION
 from lmcore_conformance import SUITE_VERSION
 from lmcore_conformance.contribution_report import contribution_lines, described
 from lmcore_conformance.declaration import Declaration

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from lmcore.accelerator import Problem
+    from lmcore.contract import Problem
     from lmcore_conformance.bench import Bench
 
 __all__ = ["REQUIREMENTS", "Requirement"]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from lmcore.errors import LmcoreError
+from lmcore.base.errors import LmcoreError
 from lmcore.plugin.isolation.subprocess_call import HUNG, Call, Outcome, call_together
 from lmcore.runtime.launch.rank import RankInfo
 from lmcore.runtime.store import local_run_env

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 
-from lmcore.accelerator import API_VERSION, ProbeState
-from lmcore.errors import ConfigError, DeviceError, LmcoreError, suggestion
+from lmcore.base.errors import ConfigError, DeviceError, LmcoreError, suggestion
+from lmcore.contract import API_VERSION, ProbeState
 from lmcore.plugin import (
     ALLOW_LIST,
     GROUP,

@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lmcore.accelerator.op.records import missing_packages, parse_preferences
-from lmcore.accelerator.op.spec import OP_SPECS
 from lmcore.config.load import load_config
 from lmcore.config.resolve import resolve
 from lmcore.config.tokenizer import TokenizerIdentity
 from lmcore.config.validate import validate
+from lmcore.contract.op.records import missing_packages, parse_preferences
+from lmcore.contract.op.spec import OP_SPECS
 from lmcore.data.blend.check import inspect_sources
 from lmcore.data.loading.loader import BatchLoader
 from lmcore.data.prepare.plain_text import prepare_text
@@ -48,8 +48,8 @@ from lmcore.train.step import TrainStep
 from lmcore_conformance.registry import NotApplicable
 
 if TYPE_CHECKING:
-    from lmcore.accelerator import Device
     from lmcore.config.plan import RunPlan
+    from lmcore.contract import Device
     from lmcore.data.tokenizer import Tokenizer
     from lmcore.parallel.tensor_layout import TensorLayout
     from lmcore.plugin import PluginSet, Selection

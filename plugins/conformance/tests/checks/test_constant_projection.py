@@ -12,7 +12,7 @@ from torch.nn import functional
 
 pytest.importorskip("lmcore_conformance", reason="lmcore-conformance is not installed")
 
-from lmcore.accelerator import ConstantProjection, QuantizedWeight
+from lmcore.contract import ConstantProjection, QuantizedWeight
 
 CHECKS = {
     "extras.constant-projection",

@@ -15,7 +15,7 @@ import torch
 
 pytest.importorskip("lmcore_conformance", reason="lmcore-conformance is not installed")
 
-from lmcore.accelerator import Compilations
+from lmcore.contract import Compilations
 
 Findings = Callable[..., tuple[str, ...]]
 
@@ -132,7 +132,7 @@ _TORCHS_LAZY_BACKEND = """
 import dataclasses, json, sys
 import torch, torch._lazy
 from torch._lazy import ts_backend
-from lmcore.accelerator import Device
+from lmcore.contract import Device
 from lmcore_conformance.bench import Bench
 from lmcore_conformance.registry import Failure, all_checks
 

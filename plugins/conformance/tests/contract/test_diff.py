@@ -190,8 +190,8 @@ BREAKING = {
         ["torch's `module.synchronize` is not replaced by `torch.accelerator.synchronize` any"],
     ),
     "public name removed": (
-        lambda new: new["modules"]["lmcore.errors"].remove("DeviceError"),
-        ["module `lmcore.errors`: name `DeviceError` is gone"],
+        lambda new: new["modules"]["lmcore.base.errors"].remove("DeviceError"),
+        ["module `lmcore.base.errors`: name `DeviceError` is gone"],
     ),
     "public module removed": (
         lambda new: new["modules"].pop("lmcore.hookspecs"),
@@ -290,8 +290,8 @@ COMPATIBLE = {
         "torch's `Tensor.pin_memory` was needed by devices with `pin_memory`, is optional",
     ),
     "public name added": (
-        lambda new: new["modules"]["lmcore.errors"].append("SongError"),
-        "module `lmcore.errors`: name `SongError` is new",
+        lambda new: new["modules"]["lmcore.base.errors"].append("SongError"),
+        "module `lmcore.base.errors`: name `SongError` is new",
     ),
     "op's attribute added": (
         lambda new: new["ops"]["attention"]["attributes"].append("age"),

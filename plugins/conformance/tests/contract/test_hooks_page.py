@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lmcore import plugin
-from lmcore.accelerator import API_VERSION, OP_SPECS
+from lmcore.contract import API_VERSION, OP_SPECS
 from lmcore_conformance.contract.snapshot import parse_hook_docstring, specified_hooks
 from lmcore_conformance.contract.surface import LOADS_TORCH, PUBLIC_MODULES
 
@@ -66,7 +66,7 @@ def test_every_hook_says_in_its_docstring_what_an_author_must_know(hook):
 def test_the_reference_names_the_version():
     """The page describes the current contract."""
     text = (DOCS / "hooks.md").read_text(encoding="utf-8")
-    assert f"`lmcore.accelerator.API_VERSION`, now {API_VERSION}." in text
+    assert f"`lmcore.contract.API_VERSION`, now {API_VERSION}." in text
 
 
 def test_the_reference_lists_the_public_names():

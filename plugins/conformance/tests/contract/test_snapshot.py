@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from packaging.version import Version
 
-from lmcore import accelerator
-from lmcore.accelerator import API_VERSION, OP_SPECS
-from lmcore.accelerator.op.records import load_target
-from lmcore.errors import ConfigError, PluginError
+from lmcore import contract
+from lmcore.base.errors import ConfigError, PluginError
+from lmcore.contract import API_VERSION, OP_SPECS
+from lmcore.contract.op.records import load_target
 from lmcore_conformance.contract import snapshot
 from lmcore_conformance.contract.diff import ChangeKind, compare, version_problem
 
@@ -88,12 +88,10 @@ def test_types_that_records_lead_to_are_described():
 
 
 def test_what_plugins_can_import_is_described():
-    """Every name of `lmcore.accelerator` is a type, a function, or another name, once."""
-    functions = {
-        name for name in accelerator.__all__ if inspect.isfunction(getattr(accelerator, name))
-    }
+    """Every name of `lmcore.contract` is a type, a function, or another name, once."""
+    functions = {name for name in contract.__all__ if inspect.isfunction(getattr(contract, name))}
     assert functions == {name for name in CURRENT["functions"] if "." not in name}
-    assert set(accelerator.__all__) <= {
+    assert set(contract.__all__) <= {
         *CURRENT["types"],
         *CURRENT["functions"],
         *CURRENT["names"],
@@ -103,11 +101,11 @@ def test_what_plugins_can_import_is_described():
 
 def test_public_modules_are_described():
     """Names by module, functions with their parameters, errors by their constructors."""
-    assert CURRENT["modules"]["lmcore.accelerator"] == sorted(accelerator.__all__)
+    assert CURRENT["modules"]["lmcore.contract"] == sorted(contract.__all__)
     functions = CURRENT["functions"]
-    constructor = functions["lmcore.errors.LmcoreError"]["parameters"]
+    constructor = functions["lmcore.base.errors.LmcoreError"]["parameters"]
     assert [parameter["name"] for parameter in constructor] == ["what", "why", "hint"]
-    recompute = functions["lmcore.accelerator.activation_saving.recompute"]
+    recompute = functions["lmcore.contract.activation_saving.recompute"]
     assert recompute["parameters"][-1] == {
         "name": "remember",
         "type": "Remember",

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import lmcore
-from lmcore.accelerator import Device, torch_device
+from lmcore.contract import Device, torch_device
 from lmcore_conformance.contract.torch_needs import TORCH_NEEDS, describe_torch_needs
 from lmcore_conformance.plugin_check.package_uses import uses_of
 from lmcore_conformance.plugin_check.torch_functions import torch_problems

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from lmcore.accelerator import API_VERSION
 from lmcore.cli.main import main
+from lmcore.contract import API_VERSION
 from lmcore_conformance.new_plugin import command as plugin_new
 from lmcore_conformance.new_plugin import template as plugin_template
 from lmcore_conformance.new_plugin.template import LICENCES, NewPlugin, render

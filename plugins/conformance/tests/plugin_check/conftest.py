@@ -12,7 +12,7 @@ from lmcore_conformance.plugin_check import command
 HEAD = """
 import ctypes, os, sys, time
 from pathlib import Path
-from lmcore.accelerator import *
+from lmcore.contract import *
 from lmcore.hookspecs import hookimpl
 """
 

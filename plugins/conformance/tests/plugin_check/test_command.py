@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from lmcore.accelerator import API_VERSION, Check, CheckStatus
 from lmcore.cli.main import main
+from lmcore.contract import API_VERSION, Check, CheckStatus
 from lmcore_conformance.contract.snapshot import contract_versions, specified_hooks
 from lmcore_conformance.plugin_check import command
 from lmcore_conformance.plugin_check.device import DEVICE_CHECKS
@@ -18,7 +18,7 @@ from lmcore_conformance.plugin_check.trial import read_steps
 INFO = """
 @hookimpl
 def lmcore_plugin_info():
-    return PluginInfo("guest", ">=1.1,<2", provides=("guest",))
+    return PluginInfo("guest", ">=1.3,<2", provides=("guest",))
 """
 ABSENT = """
 @hookimpl
@@ -150,13 +150,13 @@ def test_an_extension_is_tried_on_the_cpu(install, check):
             "the process was killed by SIGSEGV",
         ),
         (
-            "from lmcore.accelerator import own_index\n" + INFO.replace(">=1.1", ">=1"),
+            "from lmcore.contract import own_index\n" + INFO.replace(">=1.1", ">=1"),
             "lmcore_plugin_info",
-            "with that version (source: `lmcore.accelerator.own_index` (guest_plugin.py, line 6) ",
+            "with that version (source: `lmcore.contract.own_index` (guest_plugin.py, line 6) ",
         ),
-        (INFO.replace('"guest", ">=1.1,<2"', '"guest", ">=2"'), "lmcore_plugin_info", "leaves out"),
+        (INFO.replace('"guest", ">=1.3,<2"', '"guest", ">=2"'), "lmcore_plugin_info", "leaves out"),
         (
-            INFO.replace('">=1.1,<2"', '">=1.1,<2", torch="<2"'),
+            INFO.replace('">=1.3,<2"', '">=1.3,<2", torch="<2"'),
             "lmcore_plugin_info",
             "it works with torch <2",
         ),
@@ -166,7 +166,7 @@ def test_an_extension_is_tried_on_the_cpu(install, check):
             "returned `str`, not a `PluginInfo`: 'guest'",
         ),
         (
-            INFO.replace('"guest", ">=1.1,<2"', '"cpu", ">=1.1,<2"'),
+            INFO.replace('"guest", ">=1.3,<2"', '"cpu", ">=1.3,<2"'),
             "lmcore_plugin_info",
             "two plugins call themselves `cpu`",
         ),

@@ -7,7 +7,7 @@ import pytest
 ABSENT = """
 @hookimpl
 def lmcore_plugin_info():
-    return PluginInfo("guest", ">=1.1,<2", provides=("guest",))
+    return PluginInfo("guest", ">=1.3,<2", provides=("guest",))
 
 @hookimpl
 def lmcore_probe(env):
@@ -19,7 +19,7 @@ def lmcore_create_device(): ...
 PRESENT = """
 @hookimpl
 def lmcore_plugin_info():
-    return PluginInfo("guest", ">=1.1,<2", provides=("cpu",))
+    return PluginInfo("guest", ">=1.3,<2", provides=("cpu",))
 
 @hookimpl
 def lmcore_probe(env):
@@ -94,11 +94,11 @@ def test_a_probe_that_is_slow_and_changes_the_process(install, check):
         ABSENT.replace("    return Probe", "    slowly()\n    return Probe"),
         """
         def slowly():
-            import subprocess, lmcore.errors
+            import subprocess, lmcore.base.errors
             subprocess.run([sys.executable, "-c", "print('one chip')"])
             time.sleep(2.2)
             os.environ["GUEST_VISIBLE"] = str(time.time())
-            lmcore.errors.counted = lambda count, word: f"{count} {word}"
+            lmcore.base.errors.counted = lambda count, word: f"{count} {word}"
         """,
     )
     _, found = check("guest")
@@ -108,7 +108,7 @@ def test_a_probe_that_is_slow_and_changes_the_process(install, check):
         failed["probe effects"],
         "it prints to standard output, which belongs to the command: 'one chip\\n",
         "it changes the environment variable `GUEST_VISIBLE`",
-        "`lmcore.errors.counted` is replaced by a function of guest_plugin.py",
+        "`lmcore.base.errors.counted` is replaced by a function of guest_plugin.py",
         "s, and the limit is 2 s",
     )
 
@@ -236,9 +236,9 @@ def test_private_modules_by_computed_names(install, check):
     private = [detail for detail in failed["source"] if "is private: version " in detail]
     assert not unlike(
         private,
-        "`lmcore.threads` (guest_plugin.py, line ",
-        "`lmcore.crc32` (guest_plugin.py, line ",
-        "`lmcore.durable.machine` (guest_plugin.py, line ",
+        "`lmcore.base.threads` (guest_plugin.py, line ",
+        "`lmcore.base.crc32` (guest_plugin.py, line ",
+        "`lmcore.base.durable.machine` (guest_plugin.py, line ",
     )
     status, found = check("guest", "--allow-private")
     assert status == 0

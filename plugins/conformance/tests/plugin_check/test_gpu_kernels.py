@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from lmcore.accelerator import CheckStatus, OpImpl
-from lmcore.accelerator.op.packages import Package, UsablePackages
+from lmcore.contract import CheckStatus, OpImpl
+from lmcore.contract.op.packages import Package, UsablePackages
 from lmcore_conformance.contract.snapshot import describe_contract
 from lmcore_conformance.plugin_check.kernels import check_kernels
 

@@ -9,9 +9,9 @@ import types
 
 import pytest
 
-from lmcore.accelerator import OP_SPECS, OpAttributes, OpImpl, Reject
-from lmcore.accelerator.op.records import load_target
 from lmcore.config.option import options_of
+from lmcore.contract import OP_SPECS, OpAttributes, OpImpl, Reject
+from lmcore.contract.op.records import load_target
 from lmcore_conformance.contract.snapshot import describe_contract
 from lmcore_conformance.plugin_check.kernels import check_kernels, contexts, reference_of
 
@@ -64,7 +64,7 @@ def test_a_kernel_that_can_be_bound_is_one_good_line():
         ({"load": "kernels_on_trial:number"}, "is not callable"),
         ({"load": "kernels_on_trial:too_short"}, "it takes 2 arguments by position"),
         ({"load": "kernels_on_trial:swapped"}, "its `weight_H` is in the place of"),
-        ({"load": "lmcore.durable:sync"}, "its target `lmcore.durable:sync` is private"),
+        ({"load": "lmcore.base.durable:sync"}, "its target `lmcore.base.durable:sync` is private"),
         ({"supports": lambda case: "no"}, "`supports` returned 'no', neither None nor a `Reject`"),
         ({"supports": lambda case: Reject("")}, "neither None nor a `Reject` with a reason"),
         ({"supports": lambda case: 1 // 0}, "`supports` raised ZeroDivisionError"),

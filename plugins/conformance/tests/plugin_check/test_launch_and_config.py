@@ -146,7 +146,7 @@ def test_registrations_that_can_be_found_and_not_used(install, check):
     install(
         CPU,
         """
-        from lmcore.accelerator.tokenizer import Tokenizer
+        from lmcore.contract.tokenizer import Tokenizer
 
         class Bytes(Tokenizer):
             name, vocab_size, eod = "Guest", 100, None
@@ -184,7 +184,7 @@ def test_each_text_that_a_tokenizer_loses(install, check):
         """
         import unicodedata
 
-        from lmcore.accelerator.tokenizer import Tokenizer
+        from lmcore.contract.tokenizer import Tokenizer
 
         class Normal(Tokenizer):
             name, vocab_size, eod = "Normal", 256, None

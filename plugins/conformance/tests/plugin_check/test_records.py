@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lmcore.accelerator import (
+from lmcore.contract import (
     Check,
     CheckStatus,
     CommBackend,
@@ -208,7 +208,7 @@ def test_precisions_that_are_right_are_listed():
 
 def test_a_real_precision_policy_has_no_problem():
     """The record that the core's own function makes fits the contract."""
-    from lmcore.accelerator import full_precision_policy
+    from lmcore.contract import full_precision_policy
 
     policy = full_precision_policy()
     assert isinstance(policy, PrecisionPolicy)

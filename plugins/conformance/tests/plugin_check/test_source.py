@@ -40,19 +40,19 @@ def checked(folder, text, contract=CONTRACT, **settings):
 @pytest.mark.parametrize(
     "text",
     [
-        "from lmcore.accelerator import Device, OP_SPECS, torch_build, OpImpl",
-        "from lmcore.accelerator import *\nDevice.from_torch('mine')",
-        "from lmcore.accelerator.op import rules\nrules.dtypes('float32')",
-        "import lmcore.accelerator, lmcore.errors\nlmcore.errors.DeviceError('')",
-        "import lmcore.accelerator.op.packages as p\np.package_of.__name__",
+        "from lmcore.contract import Device, OP_SPECS, torch_build, OpImpl",
+        "from lmcore.contract import *\nDevice.from_torch('mine')",
+        "from lmcore.contract.op import rules\nrules.dtypes('float32')",
+        "import lmcore.contract, lmcore.base.errors\nlmcore.base.errors.DeviceError('')",
+        "import lmcore.contract.op.packages as p\np.package_of.__name__",
         "from lmcore import hookspecs\nhookspecs.hookimpl()",
         "from lmcore.config.option import option",
         "import lmcore_other, torch\nlmcore_other.runtime",
         "import lmcore\nprint(lmcore.__version__, lmcore.__file__)",
         "from . import lmcore\nlmcore.runtime.rank",
         "def f(lmcore):\n    return lmcore.runtime",
-        "import lmcore.errors\nfor lmcore in []:\n    lmcore.runtime",
-        "LOAD = 'lmcore.accelerator.op.torch_kernels:linear'",
+        "import lmcore.base.errors\nfor lmcore in []:\n    lmcore.runtime",
+        "LOAD = 'lmcore.contract.op.torch_kernels:linear'",
         "import importlib\nimportlib.import_module('lmcore_triton.offers').op_impls",
         "GROUP = 'lmcore.plugins'",
     ],
@@ -74,41 +74,53 @@ def test_names_of_the_contract_may_be_used(tmp_path, text):
         ("from lmcore import serving", "lmcore.serving", None),
         ("def late():\n    from lmcore.plugin import discover", "lmcore.plugin.discover", None),
         (
-            "if TYPE_CHECKING:\n    from lmcore.accelerator.probe import Check",
-            "lmcore.accelerator.probe.Check",
-            "`from lmcore.accelerator import Check`",
+            "if TYPE_CHECKING:\n    from lmcore.contract.probe import Check",
+            "lmcore.contract.probe.Check",
+            "`from lmcore.contract import Check`",
         ),
         (
-            "from lmcore.accelerator.torch_device import own_index",
-            "lmcore.accelerator.torch_device.own_index",
-            "`from lmcore.accelerator import own_index`",
+            "from lmcore.contract.torch_device import own_index",
+            "lmcore.contract.torch_device.own_index",
+            "`from lmcore.contract import own_index`",
         ),
         (
-            "import lmcore.accelerator.torch_device as t\nt._FUNCTIONS",
-            "lmcore.accelerator.torch_device",
+            "import lmcore.contract.torch_device as t\nt._FUNCTIONS",
+            "lmcore.contract.torch_device",
             None,
         ),
         (
-            "import lmcore.accelerator\nlmcore.accelerator.torch_device._FUNCTIONS",
-            "lmcore.accelerator.torch_device._FUNCTIONS",
+            "import lmcore.contract\nlmcore.contract.torch_device._FUNCTIONS",
+            "lmcore.contract.torch_device._FUNCTIONS",
             None,
         ),
-        ("from lmcore import accelerator as a\na.rng.RngSnapshot", "lmcore.accelerator.rng", None),
-        ("from lmcore import errors\nx = errors\nx.printable", "lmcore.errors.printable", None),
+        ("from lmcore import contract as a\na.rng.RngSnapshot", "lmcore.contract.rng", None),
         (
-            "from lmcore import errors\ngetattr(errors, 'printable')",
-            "lmcore.errors.printable",
+            "from lmcore.base import errors\nx = errors\nx.printable",
+            "lmcore.base.errors.printable",
             None,
         ),
-        ("from lmcore.errors import *\nprintable('')", "lmcore.errors.printable", None),
+        (
+            "from lmcore.base import errors\ngetattr(errors, 'printable')",
+            "lmcore.base.errors.printable",
+            None,
+        ),
+        ("from lmcore.base.errors import *\nprintable('')", "lmcore.base.errors.printable", None),
         (
             "from importlib import import_module\nimport_module('lmcore.runtime').launch",
             "lmcore.runtime",
             None,
         ),
-        ("m = __import__('lmcore.durable')", "lmcore.durable", None),
-        ("def late():\n    __import__('lmcore.' + f'dur{\"able\"}')", "lmcore.durable", None),
-        ("from lmcore import errors\ngetattr(errors, 'print' 'able')", "lmcore.errors.pr", None),
+        ("m = __import__('lmcore.base.durable')", "lmcore.base.durable", None),
+        (
+            "def late():\n    __import__('lmcore.base.' + f'dur{\"able\"}')",
+            "lmcore.base.durable",
+            None,
+        ),
+        (
+            "from lmcore.base import errors\ngetattr(errors, 'print' 'able')",
+            "lmcore.base.errors.pr",
+            None,
+        ),
         ("LOAD = 'lmcore.families.gpt.model:GPT'", "lmcore.families.gpt.model.GPT", None),
     ],
 )
@@ -117,7 +129,7 @@ def test_a_private_name_is_a_failure(tmp_path, text, name, fix):
     (check,) = checked(tmp_path, text)
     assert check.status == "failed"
     assert check.detail.startswith(f"`{name}")
-    line = len(text.splitlines()) if not text.startswith("import lmcore.accelerator.t") else 1
+    line = len(text.splitlines()) if not text.startswith("import lmcore.contract.t") else 1
     assert f"(mine.py, line {line}) is private: version " in check.detail
     assert fix is None or check.fix == fix
     (allowed,) = checked(tmp_path, text, allow_private=True)
@@ -127,8 +139,8 @@ def test_a_private_name_is_a_failure(tmp_path, text, name, fix):
 @pytest.mark.parametrize(
     "text, name, fix",
     [
-        ("from lmcore.accelerator import OpImp", "lmcore.accelerator.OpImp", "OpImpl"),
-        ("from lmcore.accelerator.nonsense import x", "lmcore.accelerator.nonsense", None),
+        ("from lmcore.contract import OpImp", "lmcore.contract.OpImp", "OpImpl"),
+        ("from lmcore.contract.nonsense import x", "lmcore.contract.nonsense", None),
         ("import lmcore.configuration", "lmcore.configuration", None),
     ],
 )
@@ -139,7 +151,7 @@ def test_a_name_that_does_not_exist_is_always_a_failure(tmp_path, text, name, fi
         assert check.status == "failed"
         assert check.detail.startswith(f"`{name}")
         assert "(mine.py, line 2) is not in lmcore " in check.detail
-        assert fix is None or check.fix == f"did you mean `lmcore.accelerator.{fix}`?"
+        assert fix is None or check.fix == f"did you mean `lmcore.contract.{fix}`?"
 
 
 def test_a_name_that_came_later_is_a_failure(tmp_path):
@@ -149,6 +161,38 @@ def test_a_name_that_came_later_is_a_failure(tmp_path):
     assert check.status == "failed"
     assert check.detail.endswith("came after version 1.0 of the contract")
     assert checked(tmp_path, "from lmcore.accelerator import Device", old)[0].status == "ok"
+    (check,) = checked(tmp_path, "from lmcore.contract import Device", old)
+    assert "came after version 1.0 of the contract" in check.detail
+
+
+@pytest.mark.parametrize(
+    "text, first, fix",
+    [
+        (
+            "import json\nfrom lmcore.accelerator import Device, Probe\nimport lmcore.errors",
+            "`lmcore.accelerator.Device` (mine.py, line 2)",
+            "`lmcore.contract` for `lmcore.accelerator`, `lmcore.base.errors` for `lmcore.errors`;",
+        ),
+        (
+            "LOAD = 'lmcore.accelerator.op.torch_kernels:adamw'",
+            "`lmcore.accelerator.op.torch_kernels.adamw` (mine.py, line 1)",
+            "`lmcore.contract` for `lmcore.accelerator`;",
+        ),
+    ],
+)
+def test_a_former_name_of_a_module_is_a_warning(tmp_path, text, first, fix):
+    """One for each file, with the line of the first use and the names of today."""
+    (check,) = checked(tmp_path, text)
+    assert check.status == "warning"
+    assert check.detail == f"{first} is a former name, which contract 2.0 will not have"
+    assert check.fix.startswith(fix)
+
+
+def test_a_private_name_is_private_by_its_former_name_too(tmp_path):
+    """The failure comes beside the warning, with the name of today."""
+    failure, warning = checked(tmp_path, "from lmcore.accelerator.rng import RngSnapshot")
+    assert (failure.status, warning.status) == ("failed", "warning")
+    assert failure.detail.startswith("`lmcore.contract.rng")
 
 
 @pytest.mark.parametrize("folder", OWN_PLUGINS)
@@ -188,7 +232,7 @@ def test_the_files_of_a_package_are_found(tmp_path, monkeypatch):
     inner.mkdir(parents=True)
     (tmp_path / "plugin_package" / "__init__.py").touch()
     (inner / "__init__.py").touch()
-    (inner / "deep.py").write_text("import lmcore.durable", encoding="utf-8")
+    (inner / "deep.py").write_text("import lmcore.base.durable", encoding="utf-8")
     (tmp_path / "plugin_module.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
     files = source_files("plugin_package.inner.deep")

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmcore.accelerator import Device, MemoryStats
-from lmcore.accelerator.op.packages import FACT, describe
+from lmcore.contract import Device, MemoryStats
+from lmcore.contract.op.packages import FACT, describe
 from lmcore_cpu import ipex
 from lmcore_cpu.allocator import keep_freed_memory
 from lmcore_cpu.host import cpu_count, cpu_name, memory_limit

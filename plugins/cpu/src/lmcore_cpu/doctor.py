@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from lmcore.accelerator import Check, CheckStatus
-from lmcore.errors import counted
+from lmcore.base.errors import counted
+from lmcore.contract import Check, CheckStatus
 from lmcore_cpu import ipex
 from lmcore_cpu.device import create_device
 from lmcore_cpu.host import cpp_compiler, cpu_count, memory_available

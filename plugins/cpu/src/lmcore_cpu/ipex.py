@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lmcore.accelerator import torch_build
-from lmcore.accelerator.op.packages import Package
+from lmcore.contract import torch_build
+from lmcore.contract.op.packages import Package
 
 if TYPE_CHECKING:
     from torch.library import Library

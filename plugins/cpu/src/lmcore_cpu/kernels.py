@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from lmcore.accelerator import OpContext, OpImpl, Reject
-from lmcore.accelerator.torch_versions import GROUPED_CPU_ATTENTION
+from lmcore.contract import OpContext, OpImpl, Reject
+from lmcore.contract.torch_versions import GROUPED_CPU_ATTENTION
 from lmcore_cpu import ipex
 from lmcore_cpu.kernel.processor import facts
 
@@ -16,7 +16,7 @@ __all__ = ["IPEX_KERNELS", "KERNELS", "kernels"]
 
 _DETERMINISTIC = frozenset({"deterministic"})
 _FUSED = frozenset({"deterministic", "fused"})
-_OPS = "lmcore.accelerator.op.torch_kernels"
+_OPS = "lmcore.contract.op.torch_kernels"
 _ELEMENTWISE = "lmcore_cpu.kernel.elementwise"
 
 

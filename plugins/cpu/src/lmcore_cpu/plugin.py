@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from lmcore.accelerator import (
+from lmcore.contract import (
     Check,
     CheckpointStager,
     CommBackend,
@@ -21,8 +21,8 @@ from lmcore.accelerator import (
 from lmcore.hookspecs import hookimpl
 
 if TYPE_CHECKING:
-    from lmcore.accelerator.registry import CommandRegistry, OptionRegistry
     from lmcore.config.section import Config
+    from lmcore.contract.registry import CommandRegistry, OptionRegistry
 
 logger = logging.getLogger(f"lmcore.{__name__}")  # of the lines that lmcore formats
 
@@ -32,7 +32,7 @@ def lmcore_plugin_info() -> PluginInfo:
     """Return the plugin's name and the versions that it supports."""
     return PluginInfo(
         name="cpu",
-        api=">=1.1,<2",
+        api=">=1.3,<2",
         torch=">=2.8",
         provides=("cpu",),
         summary="the host's processors, through PyTorch",
@@ -139,7 +139,7 @@ def lmcore_run_start(run: Mapping[str, Any]) -> None:
     """Warn of a precision without instructions, and of more threads than the host has cores."""
     import torch
 
-    from lmcore.errors import counted
+    from lmcore.base.errors import counted
     from lmcore_cpu.host import cpu_count
     from lmcore_cpu.precision import slow_precision
 

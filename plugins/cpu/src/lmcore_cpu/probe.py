@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import platform
 
-from lmcore.accelerator import Probe, ProbeState
-from lmcore.errors import counted
+from lmcore.base.errors import counted
+from lmcore.contract import Probe, ProbeState
 from lmcore_cpu.host import cpu_count, cpu_name, memory_limit
 
 __all__ = ["probe"]

@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
+from lmcore.base.errors import counted
 from lmcore.config.option import option
 from lmcore.config.options.command_line import parse_section
-from lmcore.errors import counted
 from lmcore_cpu.host import cpu_count, cpu_name
 from lmcore_cpu.settings import SPIN_COUNT
 

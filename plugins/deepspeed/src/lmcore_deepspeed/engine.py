@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
-from lmcore.accelerator.op.records import OpContext
 from lmcore.config.foreign.engine_file import read_engine_file
+from lmcore.contract.op.records import OpContext
 from lmcore.families.build import build_model
 from lmcore.optim.loss_scale import loss_scale_of
 from lmcore.optim.optimizer import Optimizer

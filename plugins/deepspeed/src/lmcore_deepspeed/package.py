@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from lmcore.accelerator.device_errors import first_line
-from lmcore.errors import ConfigError, DeviceError, MissingPackageError
+from lmcore.base.errors import ConfigError, DeviceError, MissingPackageError
+from lmcore.contract.device_errors import first_line
 
 if TYPE_CHECKING:
     from torch import nn

@@ -6,16 +6,16 @@ import importlib.util
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from lmcore.accelerator import PluginInfo
-from lmcore.errors import ConfigError, LmcoreError, MissingPackageError
+from lmcore.base.errors import ConfigError, LmcoreError, MissingPackageError
+from lmcore.contract import PluginInfo
 from lmcore.hookspecs import hookimpl
 from lmcore.model.training_engine import Lack, TrainingEngine
 from lmcore_deepspeed.checkpoint import FORMAT
 
 if TYPE_CHECKING:
-    from lmcore.accelerator.registry import EngineRegistry, FormatRegistry
     from lmcore.config.section import Config
     from lmcore.config.settings import LoadedConfig
+    from lmcore.contract.registry import EngineRegistry, FormatRegistry
 
 __all__ = ["ENGINE"]
 
@@ -74,7 +74,7 @@ def lmcore_plugin_info() -> PluginInfo:
     """Say what this plugin is and works with."""
     return PluginInfo(
         name="deepspeed",
-        api=">=1.2,<2",
+        api=">=1.3,<2",
         summary="training by DeepSpeed, `--engine deepspeed`, and its checkpoints",
     )
 

@@ -11,10 +11,10 @@ import torch
 from deepspeed_files import Layout, write
 from megatron_models import GPT, LLAMA, MemoryState
 
+from lmcore.base.errors import CheckpointError
 from lmcore.conversion.huggingface.recipes import recipes_of
 from lmcore.conversion.huggingface.written_config import config_of
 from lmcore.conversion.state import WEIGHT, Progress
-from lmcore.errors import CheckpointError
 from lmcore.model.shape import ModelShape
 from lmcore_deepspeed.checkpoint.directory import STYLES
 from lmcore_deepspeed.checkpoint.read import read_deepspeed

@@ -11,8 +11,8 @@ import pytest
 from deepspeed_files import Layout, edit, write
 from megatron_models import GPT, MemoryState
 
+from lmcore.base.errors import CheckpointError
 from lmcore.conversion.state import Progress
-from lmcore.errors import CheckpointError
 from lmcore_deepspeed.checkpoint.read import read_deepspeed
 from lmcore_deepspeed.checkpoint.write import write_deepspeed
 

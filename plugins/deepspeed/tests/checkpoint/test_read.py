@@ -13,8 +13,8 @@ import torch
 from deepspeed_files import Layout, edit, write
 from megatron_models import BIASED_LLAMA, GPT, LLAMA, MemoryState, assert_same
 
+from lmcore.base.errors import CheckpointError
 from lmcore.conversion.state import ADAM, WEIGHT, ModelState, Progress
-from lmcore.errors import CheckpointError
 from lmcore.model.shape import ModelShape
 from lmcore_deepspeed.checkpoint.directory import is_deepspeed
 from lmcore_deepspeed.checkpoint.read import read_deepspeed

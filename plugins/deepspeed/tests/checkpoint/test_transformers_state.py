@@ -12,6 +12,7 @@ import torch
 from deepspeed_files import Layout, edit, importable, stage_1, stage_3, without_zero
 from megatron_models import LLAMA, MemoryState, assert_same
 
+from lmcore.base.errors import CheckpointError
 from lmcore.checkpoint import read_manifest
 from lmcore.conversion.convert import convert
 from lmcore.conversion.formats import read_state
@@ -20,7 +21,6 @@ from lmcore.conversion.huggingface.write import write_huggingface
 from lmcore.conversion.huggingface.written_config import config_of
 from lmcore.conversion.native.read import LmcoreState
 from lmcore.conversion.state import WEIGHT, Progress
-from lmcore.errors import CheckpointError
 from lmcore.model.checkpoint_format import format_of
 from lmcore.model.shape import ModelShape
 from lmcore_deepspeed.checkpoint.read import read_deepspeed

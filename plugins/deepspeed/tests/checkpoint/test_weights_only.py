@@ -11,9 +11,9 @@ from deepspeed_files import Layout, edit, write
 from megatron_models import trained
 from weights_only import converted, require_weights_alone, same_weights
 
+from lmcore.base.errors import CheckpointError
 from lmcore.conversion.convert import convert
 from lmcore.conversion.loading.weights import WeightReader
-from lmcore.errors import CheckpointError
 from lmcore_deepspeed.checkpoint.write import write_deepspeed
 
 NAME = "blocks.0.feed_forward.up.weight"

@@ -13,9 +13,9 @@ from deepspeed_files import Layout, edit, write
 from megatron_models import GPT, LLAMA, MemoryState, assert_same
 from model_states import GPT2, RandomState
 
+from lmcore.base.errors import CheckpointError
 from lmcore.conversion.convert import convert
 from lmcore.conversion.state import WEIGHT, Progress
-from lmcore.errors import CheckpointError
 from lmcore.model.shape import ModelShape
 from lmcore_deepspeed.checkpoint.read import read_deepspeed
 

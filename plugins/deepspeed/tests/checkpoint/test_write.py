@@ -11,9 +11,9 @@ import torch
 from damage import largest_file
 from megatron_models import BIASED_LLAMA, GPT, LLAMA, MemoryState, assert_same
 
+from lmcore.base.errors import CheckpointError
 from lmcore.conversion.megatron.parameters.layout import Layout
 from lmcore.conversion.state import WEIGHT, Progress
-from lmcore.errors import CheckpointError
 from lmcore.model.shape import ModelShape
 from lmcore_deepspeed.checkpoint.directory import STYLES
 from lmcore_deepspeed.checkpoint.read import read_deepspeed

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from lmcore.accelerator import CommBackend
-from lmcore.accelerator.torch_versions import GLOO_AVERAGE
+from lmcore.contract import CommBackend
+from lmcore.contract.torch_versions import GLOO_AVERAGE
 
 __all__ = ["register", "simccl"]
 

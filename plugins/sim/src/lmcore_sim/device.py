@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from lmcore.accelerator import Device, first_line, own_index
+from lmcore.contract import Device, first_line, own_index
 from lmcore_sim import (
     torch_backend,  # makes the device known to torch  # noqa: F401
     torch_sim,

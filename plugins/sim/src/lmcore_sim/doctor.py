@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lmcore.accelerator import Check, CheckStatus, Probe, ProbeState
+from lmcore.contract import Check, CheckStatus, Probe, ProbeState
 from lmcore_sim.probe import REBUILD, library_problem
 
 __all__ = ["checks"]

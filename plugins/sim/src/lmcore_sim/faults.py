@@ -35,7 +35,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lmcore.errors import ConfigError, suggestion
+from lmcore.base.errors import ConfigError, suggestion
 
 __all__ = ["VARIABLE", "FaultRule", "Faults", "parse_faults"]
 

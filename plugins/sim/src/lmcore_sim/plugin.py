@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from lmcore.accelerator import (
+from lmcore.contract import (
     Check,
     CheckpointStager,
     CommBackend,
@@ -29,7 +29,7 @@ def lmcore_plugin_info() -> PluginInfo:
     """Say what this plugin is and works with."""
     return PluginInfo(
         name="sim",
-        api=">=1.2,<2",
+        api=">=1.3,<2",
         torch=">=2.8",
         provides=("sim",),
         summary="simulated devices, to test without hardware",

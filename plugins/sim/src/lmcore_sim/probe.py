@@ -7,8 +7,8 @@ import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 
-from lmcore.accelerator import Probe, ProbeState, torch_build
-from lmcore.errors import ConfigError, counted
+from lmcore.base.errors import ConfigError, counted
+from lmcore.contract import Probe, ProbeState, torch_build
 from lmcore_sim.build import LIBRARY, PACKAGE, RECORD
 from lmcore_sim.settings import DEVICES, Settings, read_settings
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lmcore.errors import ConfigError
+from lmcore.base.errors import ConfigError
 from lmcore_sim.faults import VARIABLE as FAULTS
 from lmcore_sim.faults import Faults, parse_faults
 

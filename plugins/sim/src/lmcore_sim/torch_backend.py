@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import torch
 from torch.utils import backend_registration
 
-from lmcore.errors import DeviceError
+from lmcore.base.errors import DeviceError
 from lmcore_sim.faults import Faults
 from lmcore_sim.probe import REBUILD, library_problem
 from lmcore_sim.settings import read_settings

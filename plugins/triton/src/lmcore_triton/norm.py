@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.library import wrap_triton
 
-from lmcore.errors import LmcoreError
+from lmcore.base.errors import LmcoreError
 from lmcore_triton.kernel.norm import norm_backward, norm_forward
 from lmcore_triton.launching import (
     is_traced,

@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 
-from lmcore.accelerator import OpContext, OpImpl, Reject
+from lmcore.contract import OpContext, OpImpl, Reject
 
 __all__ = ["EXPECTED", "ID", "IN_COMPILED", "WIDEST_NORM", "WIDEST_SOFTMAX", "op_impls"]
 

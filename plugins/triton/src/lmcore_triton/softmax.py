@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.library import wrap_triton
 
-from lmcore.errors import LmcoreError
+from lmcore.base.errors import LmcoreError
 from lmcore_triton.kernel.softmax import softmax_backward, softmax_forward
 from lmcore_triton.launching import is_traced, kernel_op, matrix_of, power_of_two, warps_for
 from lmcore_triton.offers import WIDEST_SOFTMAX

@@ -6,7 +6,7 @@ import functools
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from lmcore.accelerator import CommBackend
+from lmcore.contract import CommBackend
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

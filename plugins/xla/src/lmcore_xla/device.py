@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from lmcore.accelerator import Compilations, Device, MemoryStats, Probe, first_line
-from lmcore.errors import DeviceError
+from lmcore.base.errors import DeviceError
+from lmcore.contract import Compilations, Device, MemoryStats, Probe, first_line
 from lmcore_xla.next_token_attention import attend
 from lmcore_xla.peaks import peak_flops
 from lmcore_xla.probe import CHOICE, HOST

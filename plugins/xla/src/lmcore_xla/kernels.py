@@ -17,7 +17,7 @@ import torch_xla
 from torch import Tensor
 from torch_xla.core import xla_model
 
-from lmcore.accelerator.op import reference
+from lmcore.contract.op import reference
 
 __all__ = ["adamw", "grad_norm"]
 

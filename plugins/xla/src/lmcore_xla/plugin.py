@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from lmcore.accelerator import (
+from lmcore.contract import (
     CommBackend,
     Device,
     OpImpl,
@@ -15,12 +15,12 @@ from lmcore.accelerator import (
     Probe,
     Problem,
 )
-from lmcore.accelerator import standard_precision_policies as standard
+from lmcore.contract import standard_precision_policies as standard
 from lmcore.hookspecs import hookimpl
 
 if TYPE_CHECKING:
-    from lmcore.accelerator.registry import OptionRegistry
     from lmcore.config.section import Config
+    from lmcore.contract.registry import OptionRegistry
 
 _DETERMINISTIC = frozenset({"deterministic"})
 
@@ -30,7 +30,7 @@ def lmcore_plugin_info() -> PluginInfo:
     """Say what this plugin is and works with."""
     return PluginInfo(
         name="xla",
-        api=">=1.2,<2",
+        api=">=1.3,<2",
         torch=">=2.8",
         provides=("xla",),
         summary="TPUs and other PJRT devices, through torch_xla",

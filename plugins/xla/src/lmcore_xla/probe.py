@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from lmcore.accelerator import Probe, ProbeState, torch_build
-from lmcore.errors import counted
+from lmcore.base.errors import counted
+from lmcore.contract import Probe, ProbeState, torch_build
 
 __all__ = ["CHOICE", "HOST", "Facts", "probe", "read_facts"]
 

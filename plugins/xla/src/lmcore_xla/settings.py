@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lmcore.accelerator import Problem
 from lmcore.config.option import option
 from lmcore.config.section import Config
+from lmcore.contract import Problem
 
 __all__ = ["XlaSection", "problems_of", "settings_of"]
 

@@ -21,8 +21,8 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
-from lmcore.accelerator.op import torch_kernels
-from lmcore.accelerator.op.torch_kernels import attention_expanded
+from lmcore.contract.op import torch_kernels
+from lmcore.contract.op.torch_kernels import attention_expanded
 
 __all__ = ["HALF", "attention", "attention_cudnn", "attention_expanded", "attention_flash"]
 

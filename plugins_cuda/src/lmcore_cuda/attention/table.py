@@ -6,8 +6,8 @@ published for each generation, and docs/reference/cuda-kernels.md says so.
 
 from __future__ import annotations
 
-from lmcore.accelerator import OpContext, OpImpl
-from lmcore.accelerator.op.rules import (
+from lmcore.contract import OpContext, OpImpl
+from lmcore.contract.op.rules import (
     HALF,
     Rule,
     dtypes,
@@ -17,7 +17,7 @@ from lmcore.accelerator.op.rules import (
     supports,
     unmasked,
 )
-from lmcore.accelerator.torch_versions import ATTENTION_KERNELS, ATTENTION_RESULTS
+from lmcore.contract.torch_versions import ATTENTION_KERNELS, ATTENTION_RESULTS
 from lmcore_cuda.kernel.rules import Gpu, capability, is_older, least_version, package
 
 __all__ = ["attention_impls"]

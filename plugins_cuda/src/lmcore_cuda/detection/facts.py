@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from lmcore.accelerator import TorchBuild, torch_build
+from lmcore.contract import TorchBuild, torch_build
 from lmcore_cuda.detection.architectures import read_architectures
 from lmcore_cuda.driver.cuda_api import load_driver, read_compute_driver
 from lmcore_cuda.driver.nvml import DriverReport, load_library, read_driver

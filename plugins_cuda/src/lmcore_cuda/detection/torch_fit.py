@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from lmcore.accelerator import TorchBuild
+from lmcore.contract import TorchBuild
 from lmcore_cuda.detection.architectures import PYTORCH_BUILDS, capability_words, runs_on
 from lmcore_cuda.detection.facts import Facts
 from lmcore_cuda.detection.visible import VISIBLE

@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
-from lmcore.errors import counted
+from lmcore.base.errors import counted
 from lmcore_cuda.driver.nvml import Nvml, NvmlError
 
 __all__ = ["health_of"]

@@ -21,7 +21,7 @@ from apex.normalization.fused_layer_norm import (
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from lmcore.accelerator.op.torch_kernels import contiguous_as, contiguous_in_place
+from lmcore.contract.op.torch_kernels import contiguous_as, contiguous_in_place
 
 try:
     from apex._extensions import amp_C

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from lmcore.accelerator import OpContext
-from lmcore.accelerator.op import rules as op_rules
-from lmcore.accelerator.op.packages import Packages, UsablePackages
-from lmcore.accelerator.op.rules import Rule
+from lmcore.contract import OpContext
+from lmcore.contract.op import rules as op_rules
+from lmcore.contract.op.packages import Packages, UsablePackages
+from lmcore.contract.op.rules import Rule
 from lmcore_cuda.packages import PACKAGES
 
 __all__ = ["Gpu", "capability", "is_older", "least_version", "package"]

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from lmcore.accelerator import TorchBuild, torch_build
+from lmcore.contract import TorchBuild, torch_build
 from lmcore_xpu.detection.cards import Card, card_of
 
 __all__ = [

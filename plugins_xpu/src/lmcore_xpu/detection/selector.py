@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from lmcore.errors import counted
+from lmcore.base.errors import counted
 from lmcore_xpu.detection.facts import Gpu
 
 __all__ = ["SELECTOR", "Selected", "Unit", "select"]

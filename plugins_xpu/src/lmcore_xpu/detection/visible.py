@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from lmcore.errors import counted
+from lmcore.base.errors import counted
 from lmcore_xpu.detection.facts import Gpu
 from lmcore_xpu.detection.selector import Unit, select
 

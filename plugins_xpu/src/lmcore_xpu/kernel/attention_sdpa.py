@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lmcore.accelerator.op import torch_kernels
+from lmcore.contract.op import torch_kernels
 
 __all__ = ["attention"]
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from lmcore.accelerator.op import reference
+from lmcore.contract.op import reference
 
 __all__ = ["layer_norm", "rms_norm", "rotary_embedding", "swiglu"]
 

@@ -25,7 +25,7 @@ import torch
 from torch.distributed import distributed_c10d
 from torch.utils._device import _device_constructors
 
-from lmcore.accelerator import torch_versions
+from lmcore.contract import torch_versions
 
 GIB = 1 << 30
 FACTORIES = ("arange", "empty", "full", "ones", "rand", "randn", "tensor", "zeros")

@@ -9,7 +9,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from lmcore.accelerator import CommBackend, Device, OpImpl, PluginInfo, Probe, TorchBuild
+from lmcore.contract import CommBackend, Device, OpImpl, PluginInfo, Probe, TorchBuild
 from lmcore.hookspecs import hookimpl
 from lmcore_xpu import plugin as xpu
 from lmcore_xpu.detection import facts

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from lmcore.base.errors import ConfigError
 from lmcore.cli.data import run
 from lmcore.cli.data.clean import _EPILOG
 from lmcore.data.clean.chain import STEPS
-from lmcore.errors import ConfigError
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from lmcore.base.errors import ConfigError
 from lmcore.cli import data
 from lmcore.cli.commands import known_inner
-from lmcore.errors import ConfigError
 
 BYTES = ["prepare", "--output-prefix", "out", "--tokenizer-type", "ByteTokenizer"]
 PREPARE = [*BYTES, "--input", "a.jsonl"]

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from lmcore.base.errors import ConfigError, DataError
 from lmcore.cli.data import run
 from lmcore.data.indexed.metadata import DatasetMetadata, metadata_path, write_metadata
 from lmcore.data.indexed.writer import IndexedDatasetWriter
 from lmcore.data.tokenizer import ByteTokenizer, build_tokenizer
-from lmcore.errors import ConfigError, DataError
 
 BYTES = ["--tokenizer-type", "ByteTokenizer"]
 

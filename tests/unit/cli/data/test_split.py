@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from lmcore.base.errors import ConfigError
 from lmcore.cli.data import run
 from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.indexed.writer import IndexedDatasetWriter
-from lmcore.errors import ConfigError
 
 
 @pytest.fixture

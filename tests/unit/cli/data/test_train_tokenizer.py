@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from lmcore.base.errors import ConfigError, DataError
 from lmcore.cli.data import run
 from lmcore.data.indexed.metadata import read_metadata
-from lmcore.errors import ConfigError, DataError
 
 
 @pytest.fixture

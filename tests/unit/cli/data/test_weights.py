@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from lmcore.base.errors import ConfigError, DataError
 from lmcore.cli.data import run
 from lmcore.data.blend.file_list import read_data_file_list
 from lmcore.data.indexed.writer import IndexedDatasetWriter
-from lmcore.errors import ConfigError, DataError
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 from lmcore.cli.main import main
 
 PLUGIN = """
-from lmcore.accelerator import PluginInfo
+from lmcore.contract import PluginInfo
 from lmcore.hookspecs import hookimpl
 
 @hookimpl
@@ -26,7 +26,7 @@ def lmcore_add_commands(registry):
 
 TARGETS = """
 import sys
-from lmcore.errors import ConfigError, RunError
+from lmcore.base.errors import ConfigError, RunError
 
 def echo(argv):
     print(*argv)

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from lmcore.accelerator.probe import API_VERSION
+from lmcore.base.errors import ConfigError
 from lmcore.cli.plugin import list as command
-from lmcore.errors import ConfigError
+from lmcore.contract.probe import API_VERSION
 from lmcore.plugin.known_packages import device_packages
 
 PREAMBLE = """
-from lmcore.accelerator import PluginInfo, Probe, ProbeState
+from lmcore.contract import PluginInfo, Probe, ProbeState
 from lmcore.hookspecs import hookimpl
 """
 

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from lmcore.base.errors import ConfigError
 from lmcore.cli.text.dialogue import Dialogue
-from lmcore.errors import ConfigError
 
 
 class Screen(io.StringIO):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from lmcore.base.errors import ConfigError, printable
 from lmcore.cli.text.sample_output import (
     JsonOutput,
     LinesOutput,
@@ -16,7 +17,6 @@ from lmcore.cli.text.sample_output import (
     check_output_file,
     open_output_file,
 )
-from lmcore.errors import ConfigError, printable
 
 SAMPLE = Sample("Ein", " Bär\n", (1, 2, 3), 2, finished=True, seed=9)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from lmcore.base.errors import ConfigError
 from lmcore.config.derived.data_source import Blend, DataSource, overlapping_ranges
 from lmcore.config.load import load_config
-from lmcore.errors import ConfigError
 
 
 def sources_of(*argv: str):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from lmcore.base.errors import ConfigError
 from lmcore.config.derived.split import Split, parse_split
-from lmcore.errors import ConfigError
 
 
 @pytest.mark.parametrize(

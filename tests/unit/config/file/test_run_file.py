@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from lmcore.base.errors import ConfigError
 from lmcore.config.file.paths import absolute_paths
 from lmcore.config.file.run_file import write_run_file
 from lmcore.config.load import load_config
@@ -18,7 +19,6 @@ from lmcore.config.section import run_options
 from lmcore.config.settings import Provenance
 from lmcore.config.tokenizer import TokenizerIdentity
 from lmcore.config.validate import validate
-from lmcore.errors import ConfigError
 
 
 def plan_of(

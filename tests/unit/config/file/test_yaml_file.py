@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lmcore.base.errors import LmcoreError
 from lmcore.config.file.yaml_file import Entry, read_file, written_value
-from lmcore.errors import LmcoreError
 
 
 def read(tmp_path: Path, text: str | bytes) -> tuple[list[Entry], list[str]]:

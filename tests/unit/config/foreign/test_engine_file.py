@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from stand_in_engine import stand_in_for_deepspeed
 
+from lmcore.base.errors import ConfigError
 from lmcore.config.foreign.engine_file import read_engine_file, value_at
 from lmcore.config.load import load_config
 from lmcore.config.settings import LoadedConfig
-from lmcore.errors import ConfigError
 
 Load = Callable[..., LoadedConfig]
 

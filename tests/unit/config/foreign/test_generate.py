@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from lmcore.base.errors import ConfigError
 from lmcore.config.foreign.generate import GivenModel, generate_flags, serve_flags
 from lmcore.config.options.flags import ParsedFlags, parse_flags
-from lmcore.errors import ConfigError
 
 SHAPE = {
     "num_layers": 2,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from lmcore.base.errors import ConfigError
 from lmcore.config.derived.model_math import model_shape
 from lmcore.config.foreign.megatron import FIXED, RENAMED, UNSUPPORTED
 from lmcore.config.foreign.megatron_flags import prepare_flags, train_flags
@@ -14,7 +15,6 @@ from lmcore.config.load import load_config
 from lmcore.config.options.flags import _SYNONYMS, UnsupportedFlagError, parse_flags
 from lmcore.config.section import run_options
 from lmcore.config.validate import validate
-from lmcore.errors import ConfigError
 from lmcore.model.family import parameters_of
 from lmcore.model.parameters import parameter_count
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from lmcore.base.errors import ConfigError
 from lmcore.config.option import REQUIRED, option, options_of
 from lmcore.config.options.command_line import (
     ForeignFlag,
@@ -16,7 +17,6 @@ from lmcore.config.options.command_line import (
     parse_section,
     wants_help,
 )
-from lmcore.errors import ConfigError
 
 
 @dataclass(frozen=True)

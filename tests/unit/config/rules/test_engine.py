@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from stand_in_engine import stand_in_for_deepspeed
 
+from lmcore.base.errors import ConfigError, MissingPackageError
 from lmcore.config.load import load_config
 from lmcore.config.resolve import resolve
 from lmcore.config.tokenizer import TokenizerIdentity
 from lmcore.config.validate import problems_of, validate
-from lmcore.errors import ConfigError, MissingPackageError
 
 
 @pytest.fixture

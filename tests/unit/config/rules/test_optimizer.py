@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from lmcore.base.errors import ConfigError
 from lmcore.config.derived.layout import ParallelLayout
 from lmcore.config.load import load_config
 from lmcore.config.need import Situation
@@ -13,7 +14,6 @@ from lmcore.config.optimizers import OPTIMIZERS
 from lmcore.config.rules.optimizer import optimizer_layout_problems
 from lmcore.config.section import run_options
 from lmcore.config.validate import RULES
-from lmcore.errors import ConfigError
 
 
 def problems(line: str) -> list[str]:

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from lmcore.base.errors import LmcoreError
 from lmcore.config.load import load_config
 from lmcore.config.section import run_options
 from lmcore.config.validate import problems_of
-from lmcore.errors import LmcoreError
 
 KINDS = {
     option.flag: option.metavar

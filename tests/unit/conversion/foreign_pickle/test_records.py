@@ -11,9 +11,9 @@ import pytest
 from megatron_files import edit, one_rank
 from megatron_models import GPT, MemoryState, assert_same
 
+from lmcore.base.errors import CheckpointError
 from lmcore.conversion.foreign_pickle.records import load_content, values_of
 from lmcore.conversion.megatron.rank_files.read import MegatronState
-from lmcore.errors import CheckpointError
 
 
 def os_array() -> Any:

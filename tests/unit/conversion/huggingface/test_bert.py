@@ -14,6 +14,7 @@ from model_states import BERT, RandomState, bert_shape, same_state
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from lmcore.base.errors import CheckpointError, DataError
 from lmcore.conversion.convert import convert
 from lmcore.conversion.formats import read_state
 from lmcore.conversion.huggingface.read import HuggingFaceState
@@ -22,7 +23,6 @@ from lmcore.conversion.huggingface.write import write_huggingface
 from lmcore.conversion.logits import compared_logits
 from lmcore.conversion.native.write import write_lmcore
 from lmcore.data.tokenizer import tokenizer_from
-from lmcore.errors import CheckpointError, DataError
 from lmcore.model.shape import ModelShape
 
 SHAPES = {

@@ -13,13 +13,13 @@ import torch
 from model_states import GPT2, LLAMA, SHAPES, RandomState, same_state
 from safetensors.torch import load_file, save_file
 
+from lmcore.base.errors import CheckpointError, DataError
 from lmcore.conversion.convert import convert
 from lmcore.conversion.huggingface.directory import is_huggingface
 from lmcore.conversion.huggingface.read import HuggingFaceState
 from lmcore.conversion.huggingface.tokenizer_files import tokenizer_settings, write_tokenizer
 from lmcore.conversion.huggingface.write import write_huggingface
 from lmcore.data.tokenizer import ByteTokenizer, build_tokenizer, tokenizer_from
-from lmcore.errors import CheckpointError, DataError
 
 
 @pytest.mark.parametrize("name", SHAPES)

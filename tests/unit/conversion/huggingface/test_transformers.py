@@ -10,7 +10,7 @@ import torch
 from model_states import BERT, SHAPES, RandomState, bert_shape
 from suite.selection import peer
 
-from lmcore.accelerator import OP_SPECS, OpTable
+from lmcore.contract import OP_SPECS, OpTable
 from lmcore.conversion.huggingface.read import HuggingFaceState
 from lmcore.conversion.huggingface.tokenizer_files import tokenizer_settings, write_tokenizer
 from lmcore.conversion.huggingface.write import write_huggingface

@@ -15,10 +15,10 @@ from deepspeed_plugin import with_deepspeed
 from model_states import GPT2, LLAMA, RandomState, same_state
 from safetensors.torch import load_file, save_file
 
+from lmcore.base.errors import CheckpointError
 from lmcore.conversion.huggingface.read import HuggingFaceState
 from lmcore.conversion.huggingface.write import write_huggingface
 from lmcore.conversion.loading.foreign_model import describe_foreign
-from lmcore.errors import CheckpointError
 
 SINGLE = "model.safetensors"
 

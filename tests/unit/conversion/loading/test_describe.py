@@ -10,6 +10,7 @@ from checksums import require_late_checksums, require_no_checksums
 from megatron_models import GPT, MemoryState, trained
 from model_states import BERT, RandomState
 
+from lmcore.base.errors import CheckpointError, LmcoreError
 from lmcore.config.section import CheckpointSection, run_options
 from lmcore.conversion.foreign_pickle import load as foreign_pickle
 from lmcore.conversion.huggingface.write import write_huggingface
@@ -19,7 +20,6 @@ from lmcore.conversion.megatron.parameters.layout import Layout
 from lmcore.conversion.megatron.rank_files.write import write_megatron
 from lmcore.conversion.megatron.torch_dist.write import write_distributed
 from lmcore.conversion.tensors.content import content_of
-from lmcore.errors import CheckpointError, LmcoreError
 from lmcore.train.resume.foreign import ForeignModels
 from lmcore.train.resume.point import find_resume_point
 

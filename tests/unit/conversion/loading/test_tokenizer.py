@@ -9,6 +9,7 @@ import pytest
 import torch
 from model_states import GPT2, RandomState
 
+from lmcore.base.errors import ConfigError
 from lmcore.checkpoint import read_manifest
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.conversion.convert import convert
@@ -19,7 +20,6 @@ from lmcore.conversion.megatron.rank_files.write import write_megatron
 from lmcore.conversion.native.read import LmcoreState
 from lmcore.data.tokenizer import ByteTokenizer, GPT2BPETokenizer, NullTokenizer
 from lmcore.data.tokenizer.bpe_files import byte_alphabet
-from lmcore.errors import ConfigError
 
 NULL = TokenizerSettings("NullTokenizer", vocab_size=300)
 

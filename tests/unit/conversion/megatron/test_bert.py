@@ -11,6 +11,7 @@ from megatron_buckets import save
 from megatron_files import ADAM_SETTINGS, RANK_FILE, edit, run_progress
 from megatron_models import BERT, MASKED_BERT, MemoryState, assert_same, megatron_bert
 
+from lmcore.base.errors import CheckpointError
 from lmcore.conversion.convert import convert
 from lmcore.conversion.formats import WriteOptions, read_state
 from lmcore.conversion.megatron.parameters.layout import Layout
@@ -19,7 +20,6 @@ from lmcore.conversion.megatron.rank_files.write import write_megatron
 from lmcore.conversion.megatron.torch_dist.write import write_distributed
 from lmcore.conversion.native.write import write_lmcore
 from lmcore.conversion.state import Progress
-from lmcore.errors import CheckpointError
 from lmcore.model.shape import ModelShape
 
 SHAPES = {

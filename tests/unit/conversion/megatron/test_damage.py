@@ -10,13 +10,13 @@ import pytest
 import torch
 from megatron_models import BIASED_LLAMA, MemoryState
 
+from lmcore.base.errors import LmcoreError
 from lmcore.conversion.megatron.parameters.layout import Layout
 from lmcore.conversion.megatron.rank_files.read import MegatronState
 from lmcore.conversion.megatron.rank_files.write import write_megatron
 from lmcore.conversion.megatron.torch_dist.read import DistributedState
 from lmcore.conversion.megatron.torch_dist.write import write_distributed
 from lmcore.conversion.state import ModelState, Progress
-from lmcore.errors import LmcoreError
 
 READERS = {"rank files": MegatronState, "torch_dist": DistributedState}
 VARIANTS = 40

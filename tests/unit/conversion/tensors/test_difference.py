@@ -11,12 +11,12 @@ import pytest
 import torch
 from model_states import GPT2, RandomState
 
+from lmcore.base.errors import ConfigError
 from lmcore.checkpoint import find_checkpoint, save_checkpoint
 from lmcore.conversion.convert import convert
 from lmcore.conversion.state import ModelState
 from lmcore.conversion.tensors.content import content_of, matching, statistics_of
 from lmcore.conversion.tensors.difference import compare
-from lmcore.errors import ConfigError
 
 
 def saved(folder: Path, tensors: dict[str, torch.Tensor], **shape: int) -> Path:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from model_states import LLAMA, RandomState
 
+from lmcore.base.errors import CheckpointError, ConfigError
 from lmcore.checkpoint import (
     CheckpointReader,
     find_checkpoint,
@@ -21,7 +22,6 @@ from lmcore.conversion.cast import cast
 from lmcore.conversion.native.read import LmcoreState
 from lmcore.conversion.state import ADAM, WEIGHT, ModelState
 from lmcore.conversion.tensors.edit import Changes, edit
-from lmcore.errors import CheckpointError, ConfigError
 from lmcore.model.shape import ModelShape
 
 RunOf = Callable[[ModelState], Path]

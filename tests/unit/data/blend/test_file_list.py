@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lmcore.base.errors import DataError
 from lmcore.data.blend.file_list import (
     DataFile,
     corpus_of,
@@ -15,7 +16,6 @@ from lmcore.data.blend.file_list import (
     parse_data_file_list,
     read_data_file_list,
 )
-from lmcore.errors import DataError
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lmcore.base.errors import CheckpointError, ConfigError, DataError
 from lmcore.config.derived.data_source import Blend, DataSource, RunSources
 from lmcore.config.derived.split import parse_split
 from lmcore.config.section.data import BLEND_RULES, OLDER_RULES, SPLIT_RULES
@@ -25,7 +26,6 @@ from lmcore.data.blend.sources import (
 )
 from lmcore.data.dataset.gpt import GPTDataset
 from lmcore.data.indexed.writer import IndexedDatasetWriter
-from lmcore.errors import CheckpointError, ConfigError, DataError
 
 LENGTH = 8
 

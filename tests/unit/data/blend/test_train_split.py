@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lmcore.base.errors import DataError
 from lmcore.config.derived.split import parse_split
 from lmcore.config.section.data import SPLIT_RULES
 from lmcore.data.blend.train_split import split_documents, split_ranges
-from lmcore.errors import DataError
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lmcore.base.errors import DataError
 from lmcore.data.blend.weights import (
     DatasetTokens,
     Move,
@@ -22,7 +23,6 @@ from lmcore.data.blend.weights import (
 )
 from lmcore.data.indexed.writer import IndexedDatasetWriter
 from lmcore.data.tools.repair import RepairRequest, repair
-from lmcore.errors import DataError
 
 COUNTS = [
     DatasetTokens("/d/wiki-0_text_document", 100),

@@ -9,9 +9,9 @@ import os
 import numpy as np
 import pytest
 
+from lmcore.base.errors import DataError
 from lmcore.data.cache import array_store as array_files
 from lmcore.data.cache.array_store import load_arrays, store_arrays
-from lmcore.errors import DataError
 
 ARRAYS = {"a": np.arange(1000, dtype=np.int32).reshape(-1, 2), "b": np.arange(7, dtype=np.uint64)}
 

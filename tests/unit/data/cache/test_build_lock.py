@@ -12,10 +12,10 @@ import threading
 
 import pytest
 
+from lmcore.base.errors import DataError
+from lmcore.base.lock import LockOwner
 from lmcore.data.cache import build_lock
 from lmcore.data.cache.build_lock import build_or_wait
-from lmcore.errors import DataError
-from lmcore.lock import LockOwner
 
 
 def owner(**changes) -> str:
@@ -96,7 +96,7 @@ def test_who_waits_takes_what_a_live_builder_makes(tmp_path, monkeypatch, caplog
 
 
 def test_a_dead_builder_on_this_machine_is_noticed_at_once(tmp_path, monkeypatch, caplog):
-    """A process that is no more does not hold up the build; see `tests/unit/test_lock.py`."""
+    """A process that is no more does not hold up the build; see `tests/unit/base/test_lock.py`."""
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     (tmp_path / "lock").write_text(owner(pid=process.pid))

@@ -15,6 +15,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from lmcore.base.errors import DataError
+from lmcore.base.lock import LockOwner
 from lmcore.data.cache import array_store
 from lmcore.data.cache.index_cache import cache_key, index_cache_dir, load_or_build
 from lmcore.data.dataset import gpt_index
@@ -24,8 +26,6 @@ from lmcore.data.indexed import statistics
 from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.indexed.statistics import sequence_statistics
 from lmcore.data.indexed.writer import IndexedDatasetWriter
-from lmcore.errors import DataError
-from lmcore.lock import LockOwner
 
 DOCUMENTS = [
     list(range(start, start + size)) for start, size in [(0, 3), (10, 5), (20, 2), (30, 7), (40, 4)]

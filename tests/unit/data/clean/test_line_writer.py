@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import zstandard
 
+from lmcore.base.errors import ConfigError, DataError
 from lmcore.data.clean.line_writer import LineWriter
-from lmcore.errors import ConfigError, DataError
 
 
 def unzstd(content: bytes) -> bytes:

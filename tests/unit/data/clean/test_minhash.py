@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lmcore.base.errors import ConfigError
 from lmcore.data.clean.minhash import MinHash, jaccard, shingle_set
 from lmcore.data.native import builders
-from lmcore.errors import ConfigError
 
 
 def true_similarity(first: str, second: str, size: int = 5) -> float:

@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
+from lmcore.base.errors import ConfigError, DataError
 from lmcore.data.clean.chain import STEPS, CleanRequest, plan_chain
 from lmcore.data.clean.line_writer import LineWriter
 from lmcore.data.clean.run import CleanProgress, clean
 from lmcore.data.clean.segment import AnyBatch, Processed, Segment, process
-from lmcore.errors import ConfigError, DataError
 
 
 def web_pages(shared_data: Path, passages: str, count: int) -> list[dict[str, Any]]:

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lmcore.base.errors import DataError
 from lmcore.data.clean.corpus_step import StepContext
 from lmcore.data.clean.counts import StepCounts
 from lmcore.data.clean.document import Entry
 from lmcore.data.clean.document_store import DocumentStore
 from lmcore.data.clean.segment import Processed
 from lmcore.data.clean.shuffle import Shuffle
-from lmcore.errors import DataError
 
 
 def shuffled(directory: Path, count: int, *, seed: int = 0, **settings: int) -> list[int]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from lmcore.base.errors import DataError
 from lmcore.data.dataset.bert import BertDataset, BertSettings
 from lmcore.data.dataset.masking import MaskingVocabulary
 from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.indexed.writer import IndexedDatasetWriter
-from lmcore.errors import DataError
 
 CLS, SEP, MASK, PAD = 1, 2, 3, 0
 WORDS = MaskingVocabulary(CLS, SEP, np.zeros(1000, dtype=bool), MASK, PAD)

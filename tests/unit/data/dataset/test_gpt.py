@@ -7,12 +7,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from lmcore.base.errors import DataError
 from lmcore.data import native
 from lmcore.data.dataset.gpt import GPTDataset, SampleReader
 from lmcore.data.dataset.gpt_index import GPTIndex, build_gpt_index
 from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.indexed.writer import IndexedDatasetWriter
-from lmcore.errors import DataError
 
 DOCUMENTS = [
     list(range(start, start + size)) for start, size in [(0, 3), (10, 5), (20, 2), (30, 7), (40, 4)]

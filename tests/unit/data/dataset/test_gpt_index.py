@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from lmcore.base.errors import DataError
 from lmcore.data import native
 from lmcore.data.blend import index as blending
 from lmcore.data.blend.index import build_blend_index, build_blend_index_python
@@ -21,7 +22,6 @@ from lmcore.data.dataset.gpt_index import (
     build_sample_index_python,
 )
 from lmcore.data.indexed.statistics import SequenceStatistics
-from lmcore.errors import DataError
 
 needs_native = pytest.mark.skipif(not native.available, reason=native.reason)
 

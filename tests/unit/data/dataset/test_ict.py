@@ -6,10 +6,10 @@ import os
 
 import pytest
 
+from lmcore.base.errors import DataError
 from lmcore.data.dataset.ict import ICTDataset, ICTSettings, ICTVocabulary
 from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.indexed.writer import IndexedDatasetWriter
-from lmcore.errors import DataError
 
 CLS, SEP, PAD = 1, 2, 0
 SIZE = 32

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lmcore.base.errors import DataError
 from lmcore.data import native
 from lmcore.data.dataset import sentence_index as sentence_mapping
 from lmcore.data.dataset.sentence_index import (
@@ -15,7 +16,6 @@ from lmcore.data.dataset.sentence_index import (
     build_segment_mapping,
     build_segment_mapping_python,
 )
-from lmcore.errors import DataError
 
 needs_native = pytest.mark.skipif(not native.available, reason=native.reason)
 

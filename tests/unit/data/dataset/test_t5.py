@@ -7,11 +7,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from lmcore.base.errors import DataError
 from lmcore.data.dataset.masking import MaskingPolicy, MaskingWords
 from lmcore.data.dataset.t5 import T5Dataset, T5Settings, T5Vocabulary, corrupt_spans
 from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.indexed.writer import IndexedDatasetWriter
-from lmcore.errors import DataError
 
 CLS, SEP, BOS, EOS, PAD = 1, 2, 3, 4, 0
 SENTINELS = tuple(range(900, 1000))

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lmcore.base.errors import DataError
 from lmcore.data.indexed import checksums as module
 from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.indexed.metadata import metadata_path, read_metadata, verify_files, write_metadata
@@ -19,7 +20,6 @@ from lmcore.data.tools.inspect import inspect
 from lmcore.data.tools.merge import merge
 from lmcore.data.tools.repair import RepairRequest, repair
 from lmcore.data.tools.split_indexed import split_indexed
-from lmcore.errors import DataError
 
 EVERY = (0, 1)
 

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from lmcore.base.errors import DataError
 from lmcore.data.indexed.dataset import IndexedDataset, token_dtype
 from lmcore.data.indexed.writer import IndexedDatasetWriter
-from lmcore.errors import DataError
 
 VECTOR = "416ba3f8d9601192c5b0c9424ce7e61d6ac2d9d464dba8e5ee55deb8247de3aa"
 

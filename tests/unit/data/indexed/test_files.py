@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from lmcore.base.errors import DataError
 from lmcore.data.indexed.files import disk_errors
-from lmcore.errors import DataError
 
 
 def test_a_file_in_place_of_a_directory(tmp_path: Path) -> None:

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from lmcore.base.errors import DataError
 from lmcore.data.indexed import idx_writer
 from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.indexed.idx_reader import read_index
 from lmcore.data.indexed.idx_writer import NumberSpool, write_index
 from lmcore.data.indexed.writer import FORMATS, IndexedDatasetWriter
-from lmcore.errors import DataError
 
 
 def write(prefix: Path, documents, dtype="uint16", dataset_impl="cached") -> Path:

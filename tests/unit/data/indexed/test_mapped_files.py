@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lmcore.base.errors import DataError
 from lmcore.data import native
 from lmcore.data.dataset.gpt import GPTDataset
 from lmcore.data.indexed import mapped_files
 from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.indexed.writer import IndexedDatasetWriter
 from lmcore.data.loading.loader import BatchLoader
-from lmcore.errors import DataError
 
 
 @pytest.fixture

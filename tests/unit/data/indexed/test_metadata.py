@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from lmcore.base.errors import DataError
 from lmcore.data.indexed.metadata import (
     DatasetMetadata,
     metadata_path,
@@ -15,7 +16,6 @@ from lmcore.data.indexed.metadata import (
     write_metadata,
 )
 from lmcore.data.tokenizer import ByteTokenizer
-from lmcore.errors import DataError
 
 
 @pytest.fixture

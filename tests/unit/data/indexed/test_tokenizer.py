@@ -10,11 +10,11 @@ import pytest
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
+from lmcore.base.errors import ConfigError
 from lmcore.data.indexed.metadata import read_metadata
 from lmcore.data.indexed.tokenizer import dataset_tokenizer
 from lmcore.data.prepare.run import PrepareRequest, prepare
 from lmcore.data.tokenizer import ByteTokenizer, Tokenizer, build_tokenizer
-from lmcore.errors import ConfigError
 
 WORDS = "[PAD] [UNK] [CLS] [SEP] [MASK] a b".split  # a vocabulary
 

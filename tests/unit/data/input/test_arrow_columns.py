@@ -11,7 +11,7 @@ import pytest
 import zstandard
 from pyarrow import feather
 
-from lmcore.errors import DataError, MissingPackageError
+from lmcore.base.errors import DataError, MissingPackageError
 
 TEXTS = ["", "a", "Grüße 😀\n", "x" * 5000] * 50
 

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import zstandard
 
+from lmcore.base.errors import DataError, MissingPackageError
 from lmcore.data.input import compression
 from lmcore.data.input.compression import (
     CutShortError,
@@ -26,7 +27,6 @@ from lmcore.data.input.compression import (
     open_text,
 )
 from lmcore.data.input.files import find_inputs
-from lmcore.errors import DataError, MissingPackageError
 
 TEXT = b"".join(b'{"text": "line %d"}\n' % i for i in range(5000))
 HALF = len(TEXT) // 2

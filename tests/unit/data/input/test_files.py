@@ -8,8 +8,8 @@ import os
 
 import pytest
 
+from lmcore.base.errors import ConfigError, DataError
 from lmcore.data.input.files import InputFile, detect_format, find_inputs, resolve_inputs
-from lmcore.errors import ConfigError, DataError
 
 
 def test_patterns_are_sorted_and_order_is_kept(tmp_path):

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lmcore.base.errors import DataError
 from lmcore.data.input.batch import LineBatch
 from lmcore.data.input.files import InputFile, find_inputs
 from lmcore.data.input.json_lines import read
 from lmcore.data.input.options import InputOptions
 from lmcore.data.input.read import read_input
-from lmcore.errors import DataError
 
 
 def lines_of(path, **options):

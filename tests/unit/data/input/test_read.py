@@ -21,6 +21,7 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from lmcore.base.errors import DataError
 from lmcore.data.input.batch import LineBatch
 from lmcore.data.input.files import InputFile
 from lmcore.data.input.options import InputOptions
@@ -28,7 +29,6 @@ from lmcore.data.input.read import read_input
 from lmcore.data.prepare.encode import encode_batch
 from lmcore.data.prepare.encode_types import EncodePlan
 from lmcore.data.tokenizer import ByteTokenizer
-from lmcore.errors import DataError
 
 PACKERS = {
     "": bytes,

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lmcore.base.errors import DataError
 from lmcore.data.loading.device_prefetch import (
     BatchCopier,
     CopiedAhead,
@@ -22,7 +23,6 @@ from lmcore.data.loading.device_prefetch import (
     prefetch_to_device,
 )
 from lmcore.data.loading.loader import BatchLoader
-from lmcore.errors import DataError
 
 
 class Counting:

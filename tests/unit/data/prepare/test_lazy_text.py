@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lmcore.base.errors import DataError
 from lmcore.data.prepare.lazy_text import LazyText, write_lazy_text
-from lmcore.errors import DataError
 
 DOCUMENTS = ["plain", "", "Grüße\n", "\N{SNOWMAN} and \N{GRINNING FACE}", "e\u0301", "\r\n\x00end"]
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from lmcore.accelerator.registry import CorpusRegistry
+from lmcore.base.errors import ConfigError, DataError, PluginError
+from lmcore.contract.registry import CorpusRegistry
 from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.prepare import named_text as named_text_module
 from lmcore.data.prepare import plain_text
@@ -25,7 +26,6 @@ from lmcore.data.prepare.named_text import (
 )
 from lmcore.data.prepare.plain_text import documents_from_text
 from lmcore.data.tokenizer import ByteTokenizer
-from lmcore.errors import ConfigError, DataError, PluginError
 from lmcore.plugin import PluginRecord, PluginSet, PluginState
 from lmcore.plugin.registrations import Registrations
 

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 import lmcore
+from lmcore.base.errors import ConfigError, DataError, RunError
 from lmcore.data.input.options import InputOptions
 from lmcore.data.prepare.run import PrepareRequest, join, prepare
 from lmcore.data.tokenizer import ByteTokenizer, GPT2BPETokenizer
-from lmcore.errors import ConfigError, DataError, RunError
 
 IMPORTED_FROM = Path(lmcore.__file__).resolve().parents[1]
 SMALL = InputOptions(batch_bytes=2048)

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 import lmcore
+from lmcore.base.errors import ConfigError, DataError, RunError
 from lmcore.data import worker_pool
 from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.indexed.metadata import metadata_path, read_metadata
@@ -27,7 +28,6 @@ from lmcore.data.prepare.plain_text import documents_from_text, prepare_text
 from lmcore.data.prepare.run import PrepareProgress, PrepareRequest, prepare
 from lmcore.data.tokenizer import ByteTokenizer, GPT2BPETokenizer, NullTokenizer
 from lmcore.data.tools.inspect import inspect
-from lmcore.errors import ConfigError, DataError, RunError
 
 # Where lmcore was imported from: the sources, or an installed wheel.
 IMPORTED_FROM = Path(lmcore.__file__).resolve().parents[1]

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lmcore.base.errors import ConfigError, DataError
 from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.indexed.metadata import read_metadata
 from lmcore.data.prepare import partial_dataset
@@ -17,7 +18,6 @@ from lmcore.data.prepare.sentence.splitter import SentenceOptions, build_splitte
 from lmcore.data.prepare.shuffle import shuffle_documents
 from lmcore.data.tokenizer import ByteTokenizer
 from lmcore.data.tools.inspect import inspect
-from lmcore.errors import ConfigError, DataError
 
 DOCUMENTS = [
     {"text": f"{i}.\n" * (1 + i % 4) + "x" * (i % 97), "title": f"t{i}"} for i in range(500)

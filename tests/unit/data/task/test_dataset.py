@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from lmcore.base.errors import DataError
 from lmcore.config.derived.data_source import TaskData
 from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.task.dataset import TaskDataset, prepare_task
 from lmcore.data.tokenizer import ByteTokenizer
-from lmcore.errors import DataError
 
 TASK = TaskData("classification", ("a", "b"), "label", labels=("no", "yes"))
 ROWS = [("one", "x", "yes"), ("three", "", "no"), ("five5", "yy", "no"), ("seven77", "z", "yes")]

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from lmcore.base.errors import DataError, LmcoreError
 from lmcore.config.derived.data_source import Blend, DataSource, RunSources, TaskData
 from lmcore.data.task.table import inspect_task, read_rows
-from lmcore.errors import DataError, LmcoreError
 
 CLASSES = TaskData("classification", ("a", "b"), "label")
 CHOICES = TaskData("multiple-choice", ("q",), "label", ("choices",))

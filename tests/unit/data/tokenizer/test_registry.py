@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from lmcore.accelerator import PluginInfo
-from lmcore.accelerator.registry import TokenizerRegistry
-from lmcore.accelerator.tokenizer import Tokenizer
+from lmcore.base.errors import ConfigError
+from lmcore.contract import PluginInfo
+from lmcore.contract.registry import TokenizerRegistry
+from lmcore.contract.tokenizer import Tokenizer
 from lmcore.data.tokenizer import ByteTokenizer, build_tokenizer
 from lmcore.data.tokenizer.build import registered_types
-from lmcore.errors import ConfigError
 from lmcore.hookspecs import hookimpl
 from lmcore.plugin import PluginSet, discover
 

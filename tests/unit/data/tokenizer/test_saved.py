@@ -14,6 +14,7 @@ import pytest
 import sentencepiece
 import tokenizers
 
+from lmcore.base.errors import ConfigError, DataError
 from lmcore.data.tokenizer import (
     ByteTokenizer,
     GPT2BPETokenizer,
@@ -23,7 +24,6 @@ from lmcore.data.tokenizer import (
 )
 from lmcore.data.tokenizer.bpe_files import byte_alphabet
 from lmcore.data.tokenizer.saved import load_tokenizer, save_tokenizer
-from lmcore.errors import ConfigError, DataError
 
 TEXT = "the theme: naïve 漢字 \N{SAUROPOD}\n"
 

@@ -11,8 +11,8 @@ import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lmcore.base.errors import ConfigError, DataError, MissingPackageError
 from lmcore.data.tokenizer import build_tokenizer, special_ids, spellings
-from lmcore.errors import ConfigError, DataError, MissingPackageError
 
 T5, GPT, LLAMA = "SentencePieceTokenizer", "GPTSentencePieceTokenizer", "Llama2Tokenizer"
 PIECES = ["<extra_id_0>", "<extra_id_1", "<CLS>", "<EOD>", "</s>", "<pad>", "<s>", " ", "the", "\n"]

@@ -14,6 +14,7 @@ import regex
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from lmcore.base.errors import ConfigError, DataError, MissingPackageError
 from lmcore.data import native
 from lmcore.data.tokenizer import (
     ByteTokenizer,
@@ -25,7 +26,6 @@ from lmcore.data.tokenizer import (
 )
 from lmcore.data.tokenizer.bpe_files import byte_alphabet
 from lmcore.data.tokenizer.gpt2 import split_words
-from lmcore.errors import ConfigError, DataError, MissingPackageError
 
 NATIVE = pytest.param(
     "native", marks=pytest.mark.skipif(not native.available, reason="needs lmcore._native")

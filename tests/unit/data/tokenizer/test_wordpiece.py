@@ -15,13 +15,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from lmcore.base.errors import ConfigError, DataError
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.data.input.batch import LineBatch
 from lmcore.data.native import builders
 from lmcore.data.prepare.encode import EncodePlan, _encode_documents, encode_batch
 from lmcore.data.tokenizer import Tokenizer, build_tokenizer, special_ids, spellings
 from lmcore.data.tokenizer.wordpiece import BertWordPieceTokenizer
-from lmcore.errors import ConfigError, DataError
 
 LOWER, CASED = "BertWordPieceLowerCase", "BertWordPieceCase"
 # ruff: noqa: RUF001  # letters that look alike are what is tested

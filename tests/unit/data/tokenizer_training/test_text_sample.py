@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lmcore.base.errors import DataError, counted
 from lmcore.data.tokenizer_training.text_sample import ReadProgress, TextSample, read_sample
-from lmcore.errors import DataError, counted
 
 BIG = 1 << 20
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from lmcore.base.errors import ConfigError, DataError
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.data.tokenizer import Tokenizer, special_ids, spellings, tokenizer_from
 from lmcore.data.tokenizer_training.train import TrainingReport, TrainingRequest, train_tokenizer
 from lmcore.data.tokenizer_training.trainers import KINDS, Recipe
-from lmcore.errors import ConfigError, DataError
 
 # ruff: noqa: RUF001  # Turkish has a letter that looks like another
 STEMS = "ev okul kitap göz deniz ağaç çocuk şehir yol gün İstanbul ılık güzel büyük".split

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from indexed_files import describe, write
 
+from lmcore.base.errors import DataError
 from lmcore.data.indexed import token_scan
 from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.indexed.token_scan import document_bounds, scan_tokens
 from lmcore.data.tokenizer import ByteTokenizer
 from lmcore.data.tools.inspect import inspect, read_documents
-from lmcore.errors import DataError
 
 documents = st.lists(
     st.lists(st.lists(st.integers(0, 9), max_size=4), min_size=0, max_size=3), max_size=12

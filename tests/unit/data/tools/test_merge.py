@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from indexed_files import write
 
+from lmcore.base.errors import DataError
 from lmcore.data.indexed import copy as document_ranges
 from lmcore.data.indexed.copy import copy_bytes
 from lmcore.data.indexed.dataset import IndexedDataset
@@ -28,7 +29,6 @@ from lmcore.data.indexed.metadata import (
 )
 from lmcore.data.tokenizer import ByteTokenizer, NullTokenizer
 from lmcore.data.tools.merge import find_datasets, merge
-from lmcore.errors import DataError
 
 
 def describe(prefix: str, tokenizer=None, *, append_eod=False) -> None:

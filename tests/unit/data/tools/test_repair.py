@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from indexed_files import describe, write
 
+from lmcore.base.errors import ConfigError, DataError
 from lmcore.data.blend.file_list import corpus_of
 from lmcore.data.indexed import idx_rebuild as index_rebuild
 from lmcore.data.indexed import token_scan
@@ -21,7 +22,6 @@ from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.indexed.idx_reader import read_index
 from lmcore.data.indexed.metadata import DatasetMetadata, read_metadata, verify_files
 from lmcore.data.tools.repair import RepairRequest, hyphenated, repair
-from lmcore.errors import ConfigError, DataError
 
 
 def known(prefix: str | Path) -> DatasetMetadata:

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from indexed_files import write
 
+from lmcore.base.errors import ConfigError, DataError
 from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.indexed.idx_reader import read_index
 from lmcore.data.indexed.metadata import DatasetMetadata, read_metadata, write_metadata
 from lmcore.data.tokenizer import ByteTokenizer
 from lmcore.data.tools.merge import merge
 from lmcore.data.tools.split_indexed import split_indexed
-from lmcore.errors import ConfigError, DataError
 
 
 def content(prefix) -> list[bytes]:

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from lmcore.base.errors import ConfigError, DataError
 from lmcore.data.tools import split_json as module
 from lmcore.data.tools.split_json import split_json
-from lmcore.errors import ConfigError, DataError
 
 
 def make(path: Path, count: int, tag: str) -> str:

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from lmcore.accelerator import OP_SPECS, OpTable
+from lmcore.base.errors import ConfigError
 from lmcore.config.load import load_config
 from lmcore.config.validate import validate
-from lmcore.errors import ConfigError
+from lmcore.contract import OP_SPECS, OpTable
 from lmcore.families.bert.family import BERT, forward_flops, parameters
 from lmcore.families.bert.model import Bert
 from lmcore.families.op_binding import OpBinding

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lmcore.accelerator import OP_SPECS, OpTable
-from lmcore.accelerator.op import reference
+from lmcore.contract import OP_SPECS, OpTable
+from lmcore.contract.op import reference
 from lmcore.families.gpt.model import GPT
 from lmcore.families.op_binding import OpBinding
 from lmcore.model.shape import ModelShape

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from lmcore.accelerator import OP_SPECS, OpTable
+from lmcore.contract import OP_SPECS, OpTable
 from lmcore.families.build import create_model
 from lmcore.families.op_binding import OpBinding
 from lmcore.model.family import parameter_shapes

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from lmcore.accelerator import OP_SPECS, OpTable, autocast_policy
+from lmcore.contract import OP_SPECS, OpTable, autocast_policy
 from lmcore.families.gpt.model import GPT
 from lmcore.families.op_binding import OpBinding
 from lmcore.model.shape import ModelShape

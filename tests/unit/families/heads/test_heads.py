@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lmcore.errors import ConfigError
+from lmcore.base.errors import ConfigError
 from lmcore.families.build import create_model
 from lmcore.families.op_binding import OpBinding
 from lmcore.families.protocol import Model

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lmcore.errors import ConfigError
+from lmcore.base.errors import ConfigError
 from lmcore.generation.chat.template import check_template
 
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from lmcore.errors import ConfigError
+from lmcore.base.errors import ConfigError
 from lmcore.generation.chat import renderer as renderer_module
 from lmcore.generation.chat.renderer import ChatRenderer
 

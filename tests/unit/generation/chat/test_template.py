@@ -12,8 +12,8 @@ import tokenizers
 from suite.selection import peer
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
+from lmcore.base.errors import ConfigError
 from lmcore.data.tokenizer import ByteTokenizer, Tokenizer, build_tokenizer
-from lmcore.errors import ConfigError
 from lmcore.generation.chat.template import ChatTemplate
 
 CHATML = """\

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from lmcore.base.errors import ConfigError
 from lmcore.config.derived.layout import ParallelLayout
-from lmcore.errors import ConfigError
 from lmcore.generation.parallel.messages import Call
 from lmcore.generation.parallel.start import _make_calls, divided_shape
 from lmcore.generation.text_model import Execution

@@ -11,8 +11,8 @@ import pytest
 import torch
 from suite.selection import peer
 
+from lmcore.base.errors import ConfigError, MissingPackageError, RunError
 from lmcore.data.tokenizer import ByteTokenizer, NullTokenizer
-from lmcore.errors import ConfigError, MissingPackageError, RunError
 from lmcore.generation.next_token import extend
 from lmcore.generation.request import Continuation, Request
 from lmcore.generation.sampling.json_schema import JsonConstraint, JsonSchemas

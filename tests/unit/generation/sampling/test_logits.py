@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 import torch
 
-from lmcore.errors import ConfigError
+from lmcore.base.errors import ConfigError
 from lmcore.generation.sampling.logits import apply_penalties, new_generators, sample
 from lmcore.generation.sampling.options import SamplingOptions
 

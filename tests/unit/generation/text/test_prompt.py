@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lmcore.errors import ConfigError
+from lmcore.base.errors import ConfigError
 from lmcore.generation.text.prompt import (
     read_json_schema,
     read_prompt_file,

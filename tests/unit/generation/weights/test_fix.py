@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from lmcore.accelerator import OP_SPECS, OpTable
 from lmcore.config.section import AcceleratorSection, Config
+from lmcore.contract import OP_SPECS, OpTable
 from lmcore.families.gpt.model import GPT
 from lmcore.families.layers.projection import Embedding, Linear
 from lmcore.families.op_binding import OpBinding

@@ -15,9 +15,9 @@ from torchao.quantization.quant_primitives import (
     quantize_affine,
 )
 
-from lmcore.accelerator import OP_SPECS, ConstantProjection, OpTable, QuantizedWeight
+from lmcore.base.errors import ConfigError
 from lmcore.config.section import AcceleratorSection, Config
-from lmcore.errors import ConfigError
+from lmcore.contract import OP_SPECS, ConstantProjection, OpTable, QuantizedWeight
 from lmcore.families.gpt.model import GPT
 from lmcore.families.layers.projection import Linear
 from lmcore.families.op_binding import OpBinding

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from lmcore.errors import LmcoreError
+from lmcore.base.errors import LmcoreError
 from lmcore.library.module_kernels import use_kernels
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lmcore.errors import LmcoreError
+from lmcore.base.errors import LmcoreError
 from lmcore.library.module_kernels import use_kernels
 
 
@@ -169,10 +169,10 @@ def test_linear_is_replaced_on_request(counted_runtime):
 
 def test_a_kernel_that_is_torchs_own_function_replaces_nothing(counted_runtime):
     """`nn.LayerNorm` calls it already."""
-    from lmcore.accelerator import OpImpl
+    from lmcore.contract import OpImpl
 
     runtime = counted_runtime()
-    target = "lmcore.accelerator.op.torch_kernels:layer_norm"
+    target = "lmcore.contract.op.torch_kernels:layer_norm"
     runtime.ops.register([OpImpl("layer_norm", "torch", target, plugin="chip")])
     model = make_model(nn.LayerNorm(8))
     (kept,) = use_kernels(model, runtime).kept

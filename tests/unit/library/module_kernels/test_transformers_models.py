@@ -14,7 +14,7 @@ import torch
 from suite.selection import peer
 from torch.nn import functional
 
-from lmcore.errors import LmcoreError
+from lmcore.base.errors import LmcoreError
 from lmcore.library.module_kernels import use_kernels
 from lmcore.library.module_kernels.vocabulary_loss import LazyLogits
 

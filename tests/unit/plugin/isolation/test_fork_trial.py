@@ -12,7 +12,7 @@ import time
 import psutil
 import pytest
 
-from lmcore.accelerator import PluginInfo, Probe, ProbeState
+from lmcore.contract import PluginInfo, Probe, ProbeState
 from lmcore.hookspecs import hookimpl
 from lmcore.plugin import PluginState, discover, select
 from lmcore.plugin import discovery as discovery_module

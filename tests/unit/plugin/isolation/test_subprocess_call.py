@@ -15,7 +15,7 @@ from lmcore.plugin.isolation.subprocess_call import HUNG, Call, call_isolated, c
 
 SOURCE = """
 import ctypes, os, signal, subprocess, sys, time
-from lmcore.errors import DeviceError
+from lmcore.base.errors import DeviceError
 
 def double(number):
     print("noise")

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from lmcore.durable import process_token
-from lmcore.errors import DataError, OtherRankError, RunError
+from lmcore.base.durable import process_token
+from lmcore.base.errors import DataError, OtherRankError, RunError
+from lmcore.base.signals import end_word
 from lmcore.runtime.launch.launcher import _remove_abandoned, launch
 from lmcore.runtime.launch.worker_protocol import (
     LAUNCHED,
@@ -25,7 +26,6 @@ from lmcore.runtime.launch.worker_protocol import (
     read_report,
     report_error,
 )
-from lmcore.signals import end_word
 
 ENV = {name: value for name, value in os.environ.items() if not name.startswith("LMCORE")}
 
@@ -140,7 +140,7 @@ def test_the_port_for_a_store_of_torchs() -> None:
 def test_the_first_failure_counts(capfd: pytest.CaptureFixture[str]) -> None:
     """Its error is shown whole; what the others say because of it is one line."""
     script = """
-        from lmcore.errors import DataError, OtherRankError
+        from lmcore.base.errors import DataError, OtherRankError
         from lmcore.runtime.launch.worker_protocol import report_error
         if rank == 1:
             time.sleep(0.3)
@@ -177,7 +177,7 @@ def test_other_failures_are_short(capfd: pytest.CaptureFixture[str]) -> None:
 def test_the_same_failure(capfd: pytest.CaptureFixture[str]) -> None:
     """An error that all ranks report is shown once, with its exit status."""
     script = """
-        from lmcore.errors import ConfigError
+        from lmcore.base.errors import ConfigError
         from lmcore.runtime.launch.worker_protocol import report_error
         raise SystemExit(report_error(ConfigError("no such flag"), os.environ).status)
     """
@@ -204,7 +204,7 @@ def test_killed(capfd: pytest.CaptureFixture[str]) -> None:
 SUMMARY = """
     import json
     from pathlib import Path
-    from lmcore.errors import DataError, OtherRankError
+    from lmcore.base.errors import DataError, OtherRankError
     from lmcore.runtime.launch.worker_protocol import name_summary, report_error
     summary = Path({path!r})
     if rank == 0:

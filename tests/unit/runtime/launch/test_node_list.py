@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lmcore.errors import ConfigError
+from lmcore.base.errors import ConfigError
 from lmcore.runtime.launch.node_list import first_host, tasks_on_node
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lmcore.errors import ConfigError
+from lmcore.base.errors import ConfigError
 from lmcore.runtime.launch.rank import RankInfo, only_process, rank_info
 
 SECOND_OF_FOUR = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lmcore.errors import ConfigError
+from lmcore.base.errors import ConfigError
 from lmcore.runtime.launch.launchers import LAUNCHERS
 from lmcore.runtime.launch.rank import RankInfo, rank_info
 from lmcore.runtime.launch.scheduler_env import translate

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lmcore.errors import ConfigError
+from lmcore.base.errors import ConfigError
 from lmcore.runtime.launch.rank import RankInfo
 from lmcore.runtime.launch.script import Script
 from lmcore.runtime.launch.worker_protocol import LaunchInfo, Report, read_report

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from lmcore.errors import CheckpointError, OtherRankError, RunError
+from lmcore.base.errors import CheckpointError, OtherRankError, RunError
 from lmcore.runtime.process import rendezvous as rendezvous_module
 from lmcore.runtime.process.channel import Channel
 

@@ -7,7 +7,8 @@ import types
 
 import pytest
 
-from lmcore.accelerator import (
+from lmcore.base.errors import DeviceError, RunError
+from lmcore.contract import (
     OP_SPECS,
     OpContext,
     OpImpl,
@@ -16,7 +17,6 @@ from lmcore.accelerator import (
     ProbeState,
     Reject,
 )
-from lmcore.errors import DeviceError, RunError
 from lmcore.plugin import PluginRecord, PluginSet, PluginState, Selection
 from lmcore.runtime.process.consistency import (
     check_device,
@@ -162,9 +162,7 @@ def _table(*, supports=True, case=8):
     def verdict(context):
         return None if supports else Reject("its library is /opt/chip/lib of this host")
 
-    fast = OpImpl(
-        "attention", "fast", "lmcore.accelerator.op.reference:attention", supports=verdict
-    )
+    fast = OpImpl("attention", "fast", "lmcore.contract.op.reference:attention", supports=verdict)
     table = OpTable(OP_SPECS, [fast])
     table.bind("attention", OpContext("cpu", "float32", {"head_dim": case}))
     table.bind("layer_norm", OpContext("cpu", "float32"))

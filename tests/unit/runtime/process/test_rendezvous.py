@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from lmcore.errors import ConfigError, DataError, OtherRankError, RunError
+from lmcore.base.errors import ConfigError, DataError, OtherRankError, RunError
 from lmcore.runtime.launch.rank import RankInfo, named_ranks
 from lmcore.runtime.process.join import join_processes
 from lmcore.runtime.store import serve_in_thread

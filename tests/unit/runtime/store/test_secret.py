@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lmcore.errors import ConfigError
+from lmcore.base.errors import ConfigError
 from lmcore.runtime.store.secret import new_secret, run_secret
 
 ADDRESS = {"MASTER_ADDR": "node-1", "MASTER_PORT": "29500"}

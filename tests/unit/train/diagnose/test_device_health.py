@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lmcore.errors import RunError
+from lmcore.base.errors import RunError
 from lmcore.train.diagnose.device_health import (
     DeviceCheck,
     DeviceHealthError,

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import torch
 
-from lmcore.accelerator.memory_stats import MemoryStats
-from lmcore.accelerator.recompute import full_policy, selective_policy
+from lmcore.base.errors import ConfigError, RunError
 from lmcore.config.derived.layout import ParallelLayout
 from lmcore.config.load import load_config
 from lmcore.config.resolve import resolve
 from lmcore.config.tokenizer import TokenizerIdentity
 from lmcore.config.validate import validate
+from lmcore.contract.memory_stats import MemoryStats
+from lmcore.contract.recompute import full_policy, selective_policy
 from lmcore.data.loading.loader import BatchLoader
-from lmcore.errors import ConfigError, RunError
 from lmcore.optim.optimizer import ParameterGroup
 from lmcore.parallel.parallel_model import ParallelModel
 from lmcore.train.diagnose.memory_breakdown import (

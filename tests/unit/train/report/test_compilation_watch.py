@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lmcore.accelerator import Compilations
+from lmcore.contract import Compilations
 from lmcore.train.report import compilation_watch
 from lmcore.train.report.compilation_watch import CompilationWatch
 from lmcore.train.step_record import StepRecord

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from rich.console import Console
 
-from lmcore import log
+from lmcore.base import log
 from lmcore.train.report.display import Progress
 from lmcore.train.report.live_display import LiveDisplay, sparkline
 from lmcore.train.step_record import StepRecord

@@ -13,8 +13,8 @@ import pytest
 from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.record_writer import masked_crc32c
 
+from lmcore.base.errors import RunError
 from lmcore.config.section import LoggingSection
-from lmcore.errors import RunError
 from lmcore.train.report.metrics import MetricsFile, TensorBoard
 from lmcore.train.step_record import StepRecord
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from lmcore.base.errors import ConfigError, RunError
 from lmcore.config.load import load_config
-from lmcore.errors import ConfigError, RunError
 from lmcore.train.report.run_directory import RunDirectory
 
 
@@ -127,7 +127,7 @@ def test_a_lock_without_a_readable_owner(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     """It counts while it is fresh; afterwards it is taken over with a note, a link by itself."""
-    monkeypatch.setattr("lmcore.lock._BEAT_SECONDS", 0.01)
+    monkeypatch.setattr("lmcore.base.lock._BEAT_SECONDS", 0.01)
     outside = tmp_path / "outside"
     outside.write_text(text)
     path = tmp_path / "run/run.lock"

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from deepspeed_plugin import with_deepspeed
 
+from lmcore.base.errors import ConfigError
 from lmcore.config.file.saved_settings import SavedSettings
 from lmcore.config.load import load_config
 from lmcore.config.rules.needs import note_without_effect
-from lmcore.errors import ConfigError
 from lmcore.train.resume.foreign import not_a_run
 
 RANK, MODEL = "mp_rank_00/model_optim_rng.pt", "mp_rank_00_model_states.pt"

@@ -11,11 +11,11 @@ from unittest import mock
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lmcore.base.errors import ConfigError
 from lmcore.config.load import load_config
 from lmcore.config.resolve import RunPlan, resolve
 from lmcore.config.tokenizer import TokenizerIdentity
 from lmcore.config.validate import validate
-from lmcore.errors import ConfigError
 from lmcore.model.shape import ModelShape
 from lmcore.optim.schedule import LearningRateSchedule
 from lmcore.train.resume import schedule

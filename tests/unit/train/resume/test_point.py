@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from lmcore.base.errors import CheckpointArgumentError
 from lmcore.config.file.saved_settings import SavedSettings
 from lmcore.config.load import load_config
 from lmcore.config.plan import ResumePoint
-from lmcore.errors import CheckpointArgumentError
 from lmcore.train.resume.point import refuse_other_family
 
 OTHER = ", or load another checkpoint"

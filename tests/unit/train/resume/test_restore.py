@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from lmcore.accelerator import PendingCopy, host_copy_stager
+from lmcore.base.errors import CheckpointError, ConfigError
 from lmcore.checkpoint import find_checkpoint, read_manifest
 from lmcore.config.derived.layout import ParallelLayout
+from lmcore.contract import PendingCopy, host_copy_stager
 from lmcore.data.loading.loader import BatchLoader
-from lmcore.errors import CheckpointError, ConfigError
 from lmcore.optim.loss_scale import DynamicLossScale
 from lmcore.train.diagnose.non_finite import NonFiniteError
 from lmcore.train.resume import restore as restoring

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from suite.threads import idle_threads
 
-from lmcore.errors import CheckpointError
+from lmcore.base.errors import CheckpointError
 from lmcore.train.resume.save import WRITER_NAME, Saver
 
 HERE = Path("checkpoints")

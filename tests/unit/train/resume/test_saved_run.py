@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from lmcore.base.errors import CheckpointError
 from lmcore.checkpoint import Manifest
 from lmcore.config.derived.layout import ParallelLayout
 from lmcore.config.section.data import OLDER_RULES
-from lmcore.errors import CheckpointError
 from lmcore.train.resume.compare import changed_settings
 from lmcore.train.resume.saved_run import check_saved_run, data_rules, part_of
 

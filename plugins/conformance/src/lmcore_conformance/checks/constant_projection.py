@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lmcore.accelerator import ConstantProjection, QuantizedWeight
-from lmcore.accelerator.dtype import dtype_name
-from lmcore.errors import counted
+from lmcore.base.errors import counted
+from lmcore.contract import ConstantProjection, QuantizedWeight
+from lmcore.contract.dtype import dtype_name
 from lmcore_conformance.case_findings import CaseFindings
 from lmcore_conformance.op.call import SPECS, difference, dtypes_of
 from lmcore_conformance.registry import check
 
 if TYPE_CHECKING:
-    from lmcore.accelerator.generation_kernels import Projection
+    from lmcore.contract.generation_kernels import Projection
     from lmcore_conformance.bench import Bench
 
 _check = partial(check, level="L5", group="device", requires=["constant_projection"])

@@ -11,9 +11,9 @@ import importlib.metadata
 from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
 
-from lmcore.accelerator.probe import Check as Line
-from lmcore.accelerator.probe import CheckStatus
-from lmcore.errors import counted
+from lmcore.base.errors import counted
+from lmcore.contract.probe import Check as Line
+from lmcore.contract.probe import CheckStatus
 from lmcore.plugin.discovery import GROUP
 from lmcore_conformance.plugin_check.launcher_cost import DISCOVERY, LAUNCHER
 from lmcore_conformance.plugin_check.lines import plugin_lines

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lmcore.accelerator import OP_SPECS
-from lmcore.errors import counted
+from lmcore.base.errors import counted
+from lmcore.contract import OP_SPECS
 from lmcore_conformance.registry import Failure, check, conclude
 from lmcore_conformance.requirements import REQUIREMENTS
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from lmcore.accelerator.dtype import dtype_name
+from lmcore.contract.dtype import dtype_name
 from lmcore_conformance.registry import Failure, check, conclude
 
 if TYPE_CHECKING:

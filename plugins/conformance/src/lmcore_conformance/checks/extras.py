@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lmcore.accelerator.precision.products import (
+from lmcore.base.errors import counted
+from lmcore.contract.precision.products import (
     Product,
     ProductCounter,
     counted_products,
     in_words,
 )
-from lmcore.errors import counted
 from lmcore_conformance.registry import Failure, check, conclude
 from lmcore_conformance.tiny_run import tiny_runs
 

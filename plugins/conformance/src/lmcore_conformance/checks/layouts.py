@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from lmcore.accelerator.torch_versions import SPLIT_BACKWARD
-from lmcore.errors import counted
+from lmcore.base.errors import counted
+from lmcore.contract.torch_versions import SPLIT_BACKWARD
 from lmcore.parallel.tensor_layout import box
 from lmcore_conformance.registry import Failure, check
 from lmcore_conformance.tiny_run import DROPOUT, Trained, tiny_runs

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from lmcore.errors import PluginError, counted
+from lmcore.base.errors import PluginError, counted
 from lmcore.plugin.isolation.subprocess_call import in_one_line
 from lmcore_conformance.kept import memory_kept
 from lmcore_conformance.registry import Failure, check, conclude

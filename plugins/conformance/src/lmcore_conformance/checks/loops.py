@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import lmcore
-from lmcore.errors import counted
+from lmcore.base.errors import counted
 from lmcore.plugin.isolation.subprocess_call import call_isolated
 from lmcore.runtime.launch.rank import RankInfo
 from lmcore_conformance.loops import LOOPS, plain_losses, train, train_epoch

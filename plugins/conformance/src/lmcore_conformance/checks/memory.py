@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import psutil
 import torch
 
-from lmcore.accelerator import MemoryStats
+from lmcore.contract import MemoryStats
 from lmcore_conformance.registry import Failure, check, conclude
 
 if TYPE_CHECKING:

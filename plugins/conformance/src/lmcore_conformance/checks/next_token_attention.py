@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from lmcore.errors import counted
+from lmcore.base.errors import counted
 from lmcore_conformance.case_findings import CaseFindings
 from lmcore_conformance.op.call import SPECS, difference, dtypes_of
 from lmcore_conformance.registry import check
 
 if TYPE_CHECKING:
-    from lmcore.accelerator import NextTokenAttention
+    from lmcore.contract import NextTokenAttention
     from lmcore_conformance.bench import Bench
 
 _check = partial(check, level="L5", group="device", requires=["next_token_attention"])

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lmcore.accelerator.op.records import load_target
+from lmcore.contract.op.records import load_target
 from lmcore.runtime.runtime import deterministic_algorithms
 from lmcore_conformance.kept import tensors_kept
 from lmcore_conformance.op.call import SPECS, Outcome, dtypes_of, oracle, rounded

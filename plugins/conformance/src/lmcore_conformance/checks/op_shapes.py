@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lmcore.accelerator.op.records import load_target
+from lmcore.contract.op.records import load_target
 from lmcore.plugin import choose_precision
 from lmcore_conformance.op.call import SPECS, Kernel, difference, kernels_of
 from lmcore_conformance.op.case import CALLED_OPS

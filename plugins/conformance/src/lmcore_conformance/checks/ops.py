@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from lmcore.accelerator.dtype import dtype_name
-from lmcore.accelerator.op.packages import packages_in_facts
-from lmcore.accelerator.op.records import REFERENCE, missing_packages
-from lmcore.errors import counted
+from lmcore.base.errors import counted
+from lmcore.contract.dtype import dtype_name
+from lmcore.contract.op.packages import packages_in_facts
+from lmcore.contract.op.records import REFERENCE, missing_packages
 from lmcore_conformance.op.call import (
     LAYOUTS,
     SPECS,
@@ -42,7 +42,7 @@ from lmcore_conformance.op.uses import (
 from lmcore_conformance.registry import check, conclude
 
 if TYPE_CHECKING:
-    from lmcore.accelerator import OpImpl
+    from lmcore.contract import OpImpl
     from lmcore_conformance.bench import Bench
 
 __all__: list[str] = []

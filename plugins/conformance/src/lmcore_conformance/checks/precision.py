@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from lmcore.accelerator import PrecisionPolicy
-from lmcore.accelerator.precision.check import check_products
-from lmcore.accelerator.precision.products import (
+from lmcore.base.errors import DeviceError, LmcoreError, counted
+from lmcore.contract import PrecisionPolicy
+from lmcore.contract.precision.check import check_products
+from lmcore.contract.precision.products import (
     Product,
     ProductCounter,
     counted_products,
     in_words,
     is_wider,
 )
-from lmcore.errors import DeviceError, LmcoreError, counted
 from lmcore.plugin import choose_precision
 from lmcore_conformance.registry import Failure, check, conclude
 from lmcore_conformance.tiny_run import TinyRuns, tiny_runs

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lmcore.accelerator import RecomputePolicy
-from lmcore.accelerator.recompute import none_policy, remembering
-from lmcore.errors import LmcoreError
+from lmcore.base.errors import LmcoreError
+from lmcore.contract import RecomputePolicy
+from lmcore.contract.recompute import none_policy, remembering
 from lmcore.runtime.runtime import deterministic_algorithms
 from lmcore_conformance.kept import tensors_kept
 from lmcore_conformance.registry import check, conclude

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from lmcore.accelerator.transfer.staging import begin_staging, stage_tensors
+from lmcore.contract.transfer.staging import begin_staging, stage_tensors
 from lmcore_conformance.plugin_check.traces import TorchState
 from lmcore_conformance.registry import check, conclude
 
 if TYPE_CHECKING:
-    from lmcore.accelerator import CheckpointStager, PrecisionPolicy
+    from lmcore.contract import CheckpointStager, PrecisionPolicy
     from lmcore_conformance.bench import Bench
 
 _check = partial(check, level="L1", group="device")

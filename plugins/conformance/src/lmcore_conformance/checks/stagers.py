@@ -12,9 +12,9 @@ import psutil
 import torch
 from torch import Tensor
 
-from lmcore.accelerator import CheckpointStager, host_copy_stager
-from lmcore.accelerator.transfer.staging import begin_staging, stage_tensors
-from lmcore.errors import LmcoreError
+from lmcore.base.errors import LmcoreError
+from lmcore.contract import CheckpointStager, host_copy_stager
+from lmcore.contract.transfer.staging import begin_staging, stage_tensors
 from lmcore_conformance.checks.streams import queued_products
 from lmcore_conformance.registry import check, conclude
 

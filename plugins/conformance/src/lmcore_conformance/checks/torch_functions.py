@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lmcore.accelerator.op import reference
-from lmcore.accelerator.precision.products import ProductCounter
+from lmcore.contract.op import reference
+from lmcore.contract.precision.products import ProductCounter
 from lmcore.optim.adapter import fixed_random_numbers
 from lmcore.plugin.isolation.subprocess_call import in_one_line
 from lmcore_conformance.registry import Failure, check, conclude

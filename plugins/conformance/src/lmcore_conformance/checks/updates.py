@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from lmcore.accelerator.dtype import dtype_name
-from lmcore.accelerator.op.records import load_target
+from lmcore.contract.dtype import dtype_name
+from lmcore.contract.op.records import load_target
 from lmcore_conformance.op.call import SPECS, Kernel, difference, dtypes_of, kernels_of
 from lmcore_conformance.registry import check, conclude
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from packaging.version import Version
 
-__all__ = ["Change", "ChangeKind", "compare", "needed_version", "version_problem"]
+__all__ = ["Change", "ChangeKind", "compare", "needed_version", "new_path", "version_problem"]
 
 Described = Mapping[str, Any]
 
@@ -39,8 +39,13 @@ class Change:
 
 
 def compare(old: Described, new: Described) -> list[Change]:
-    """Return how *new* differs from *old*; the version and `frozen` are not compared."""
+    """Return how *new* differs from *old*; the version and `frozen` are not compared.
+
+    What moved to another module, and still has its former name, is no difference but an addition.
+    """
+    old = _with_new_names(old, new.get("moved", {}))
     return [
+        *_names("former name of a module", old.get("moved", {}), new.get("moved", {})),
         *_entries("hook", old["hooks"], new["hooks"], _hook),
         *_entries("type", old["types"], new["types"], _type),
         *_entries("function", old["functions"], new["functions"], _function),
@@ -49,6 +54,23 @@ def compare(old: Described, new: Described) -> list[Change]:
         *_entries("op", old["ops"], new["ops"], _op),
         *(_torch(old["torch"], new["torch"]) if "torch" in old else ()),
     ]
+
+
+def _with_new_names(old: Described, moved: Mapping[str, str]) -> Described:
+    """Return *old* with the names of today for the modules that *moved*."""
+
+    def renamed(entries: Described) -> dict[str, Any]:
+        return {new_path(name, moved): entry for name, entry in entries.items()}
+
+    return {**old, "modules": renamed(old["modules"]), "functions": renamed(old["functions"])}
+
+
+def new_path(path: str, moved: Mapping[str, str]) -> str:
+    """Return the name of today for a dotted name that may begin with a module that *moved*."""
+    for before, now in moved.items():
+        if f"{path}.".startswith(f"{before}."):
+            return now + path[len(before) :]
+    return path
 
 
 def needed_version(old: Described, changes: Sequence[Change]) -> Version:
@@ -71,7 +93,7 @@ def version_problem(old: Described, new: Described) -> str | None:
     listed = "\n".join(f"  {change}" for change in changes if change.kind != ChangeKind.WORDING)
     return (
         f"the plugin contract {new['api']} differs from {old['api']}:\n{listed}\n"
-        f"take this back, or raise `API_VERSION` in lmcore/accelerator/probe.py to {needed}"
+        f"take this back, or raise `API_VERSION` in lmcore/contract/probe.py to {needed}"
     )
 
 

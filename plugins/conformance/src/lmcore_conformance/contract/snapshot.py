@@ -16,9 +16,10 @@ from typing import Any
 
 from packaging.version import Version
 
-from lmcore import accelerator, hookspecs
-from lmcore.accelerator.probe import API_VERSION
-from lmcore.errors import ConfigError, PluginError, suggestion
+import lmcore.contract as lmcore_contract
+from lmcore import hookspecs, old_paths
+from lmcore.base.errors import ConfigError, PluginError, suggestion
+from lmcore.contract.probe import API_VERSION
 from lmcore_conformance.contract.diff import version_problem
 from lmcore_conformance.contract.surface import PUBLIC_MODULES, describe_functions, public_classes
 from lmcore_conformance.contract.torch_needs import describe_torch_needs
@@ -53,11 +54,12 @@ def describe_contract() -> dict[str, Any]:
     """Return the contract of this lmcore as JSON values.
 
     Keys: `api` (the version); `hooks`, `types`, `functions` and `ops` by name; `names`, further
-    names of `lmcore.accelerator`; `modules`, the names that each public module offers; and `torch`,
-    the functions of torch that the core calls for a device.
+    names of `lmcore.contract`; `modules`, the names that each public module offers;
+    `moved`, the new name of each module that has a former one; and `torch`, the functions of torch
+    that the core calls for a device.
     """
     hooks = specified_hooks()
-    offered = {name: getattr(accelerator, name) for name in sorted(accelerator.__all__)}
+    offered = {name: getattr(lmcore_contract, name) for name in sorted(lmcore_contract.__all__)}
     own_functions = [function for function in offered.values() if inspect.isfunction(function)]
     types = describe_types([*hooks.values(), *own_functions], public_classes())
     functions = describe_functions()
@@ -68,6 +70,7 @@ def describe_contract() -> dict[str, Any]:
         "functions": functions,
         "names": [name for name in offered if name not in {*types, *functions}],
         "modules": {module: list(names) for module, names in PUBLIC_MODULES.items()},
+        "moved": dict(old_paths.MOVED),
         "ops": describe_ops(),
         "torch": describe_torch_needs(),
     }

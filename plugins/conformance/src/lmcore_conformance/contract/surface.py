@@ -11,10 +11,10 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from lmcore import accelerator
-from lmcore.accelerator.op import packages, rules
-from lmcore.accelerator.op.spec import OP_SPECS
-from lmcore.accelerator.registry import (
+import lmcore.contract as lmcore_contract
+from lmcore.contract.op import packages, rules
+from lmcore.contract.op.spec import OP_SPECS
+from lmcore.contract.registry import (
     CommandRegistry,
     CorpusRegistry,
     EngineRegistry,
@@ -33,43 +33,8 @@ __all__ = ["LOADS_TORCH", "PUBLIC_MODULES", "describe_functions", "public_classe
 
 PUBLIC_MODULES: Mapping[str, tuple[str, ...]] = {
     "lmcore": ("__version__",),
-    "lmcore.accelerator": tuple(sorted(accelerator.__all__)),
-    "lmcore.accelerator.activation_saving": source_names("lmcore.accelerator.activation_saving"),
-    "lmcore.accelerator.op.packages": tuple(packages.__all__),
-    "lmcore.accelerator.op.reference": tuple(spec.reference.partition(":")[2] for spec in OP_SPECS),
-    "lmcore.accelerator.op.rules": tuple(rules.__all__),
-    "lmcore.accelerator.op.torch_kernels": source_names("lmcore.accelerator.op.torch_kernels"),
-    "lmcore.accelerator.registry": tuple(
-        registry.__name__
-        for registry in (
-            CommandRegistry,
-            CorpusRegistry,
-            EngineRegistry,
-            FamilyRegistry,
-            FormatRegistry,
-            OptionRegistry,
-            TokenizerRegistry,
-        )
-    ),
-    "lmcore.accelerator.tokenizer": ("Tokenizer", "TokenizerFactory"),
-    "lmcore.accelerator.torch_versions": (
-        "ACCELERATOR_GRAPH",
-        "ACCELERATOR_MEMORY",
-        "ATTENTION_KERNELS",
-        "ATTENTION_RESULTS",
-        "GLOO_AVERAGE",
-        "GROUPED_CPU_ATTENTION",
-        "TorchCapability",
-    ),
-    "lmcore.bounded_file": ("read_bounded_file",),
-    "lmcore.config.need": ("Need", "Situation", "setting"),
-    "lmcore.config.option": (
-        *("CHECKED", "DROPOUT", "FREE", "INPUT_PATH", "OUTPUT_PATH", "REQUIRED", "option"),
-    ),
-    "lmcore.config.options.command_line": ("parse_section",),
-    "lmcore.config.section": ("Config",),
-    "lmcore.conversion.state": ("ADAM", "ModelState", "Progress", "WEIGHT", "require_no_problems"),
-    "lmcore.errors": (
+    "lmcore.base.bounded_file": ("read_bounded_file",),
+    "lmcore.base.errors": (
         "CheckpointArgumentError",
         "CheckpointError",
         "ConfigError",
@@ -83,6 +48,41 @@ PUBLIC_MODULES: Mapping[str, tuple[str, ...]] = {
         "nearest",
         "suggestion",
     ),
+    "lmcore.config.need": ("Need", "Situation", "setting"),
+    "lmcore.config.option": (
+        *("CHECKED", "DROPOUT", "FREE", "INPUT_PATH", "OUTPUT_PATH", "REQUIRED", "option"),
+    ),
+    "lmcore.config.options.command_line": ("parse_section",),
+    "lmcore.config.section": ("Config",),
+    "lmcore.contract": tuple(sorted(lmcore_contract.__all__)),
+    "lmcore.contract.activation_saving": source_names("lmcore.contract.activation_saving"),
+    "lmcore.contract.op.packages": tuple(packages.__all__),
+    "lmcore.contract.op.reference": tuple(spec.reference.partition(":")[2] for spec in OP_SPECS),
+    "lmcore.contract.op.rules": tuple(rules.__all__),
+    "lmcore.contract.op.torch_kernels": source_names("lmcore.contract.op.torch_kernels"),
+    "lmcore.contract.registry": tuple(
+        registry.__name__
+        for registry in (
+            CommandRegistry,
+            CorpusRegistry,
+            EngineRegistry,
+            FamilyRegistry,
+            FormatRegistry,
+            OptionRegistry,
+            TokenizerRegistry,
+        )
+    ),
+    "lmcore.contract.tokenizer": ("Tokenizer", "TokenizerFactory"),
+    "lmcore.contract.torch_versions": (
+        "ACCELERATOR_GRAPH",
+        "ACCELERATOR_MEMORY",
+        "ATTENTION_KERNELS",
+        "ATTENTION_RESULTS",
+        "GLOO_AVERAGE",
+        "GROUPED_CPU_ATTENTION",
+        "TorchCapability",
+    ),
+    "lmcore.conversion.state": ("ADAM", "ModelState", "Progress", "WEIGHT", "require_no_problems"),
     "lmcore.families.gpt.samples": ("samples",),
     "lmcore.families.layers.head": ("HeadLoss",),
     "lmcore.families.layers.projection": ("Embedding", "Linear"),
@@ -109,20 +109,20 @@ LOADS_TORCH = frozenset(
         "lmcore.families.layers.transformer",
         "lmcore.families.protocol",
         "lmcore.families.recompute",
-        "lmcore.accelerator.activation_saving",
-        "lmcore.accelerator.op.reference",
-        "lmcore.accelerator.op.torch_kernels",
+        "lmcore.contract.activation_saving",
+        "lmcore.contract.op.reference",
+        "lmcore.contract.op.torch_kernels",
     }
 )
 """Public modules whose import loads torch: for functions that are called in a worker."""
 
-_CONTRACT = "lmcore.accelerator"
+_CONTRACT = "lmcore.contract"
 _OPTIONS = ("lmcore.config.section", "Config")
 """The one class whose fields are no part of the contract: the options of a run."""
 
 
 def public_classes() -> list[type]:
-    """Return the public classes of the contract's package, without `lmcore.accelerator`'s own."""
+    """Return the public classes of the contract's package, without `lmcore.contract`'s own."""
     return [
         member
         for module, name in _further_names()
@@ -133,7 +133,7 @@ def public_classes() -> list[type]:
 def describe_functions() -> dict[str, dict[str, Any]]:
     """Return the parameters and result of each public function, by its name.
 
-    The name has its module if that is not `lmcore.accelerator`.  A class outside the contract's
+    The name has its module if that is not `lmcore.contract`.  A class outside the contract's
     package, such as an error, is described by its constructor.  The ops describe their references.
     """
     described = {
@@ -143,7 +143,7 @@ def describe_functions() -> dict[str, dict[str, Any]]:
     }
     for module, name in _further_names():
         full_name = f"{module}.{name}"
-        if module == "lmcore.accelerator.op.reference":
+        if module == "lmcore.contract.op.reference":
             continue
         if module in LOADS_TORCH:
             found = describe_source_function(module, name)
@@ -155,7 +155,7 @@ def describe_functions() -> dict[str, dict[str, Any]]:
 
 
 def _further_names() -> list[tuple[str, str]]:
-    """Return (module, name) of each public name that `lmcore.accelerator` does not have."""
+    """Return (module, name) of each public name that `lmcore.contract` does not have."""
     return [
         (module, name)
         for module, names in PUBLIC_MODULES.items()

@@ -1,6 +1,6 @@
 """The types, functions and ops of the plugin contract as JSON values; part of `describe_contract`.
 
-Types are found, not listed: all of `lmcore.accelerator` that a hook's arguments or result lead to.
+Types are found, not listed: all of `lmcore.contract` that a hook's arguments or result lead to.
 The signatures of the ops are read from the source of their references, whose import needs torch.
 """
 
@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from lmcore.accelerator.op.spec import OP_SPECS
+from lmcore.contract.op.spec import OP_SPECS
 
 __all__ = [
     "describe_function",
@@ -29,7 +29,7 @@ __all__ = [
     "source_names",
 ]
 
-_CONTRACT = "lmcore.accelerator"
+_CONTRACT = "lmcore.contract"
 
 Described = dict[str, Any]
 

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
+from lmcore.base.errors import ConfigError, LmcoreError, nearest, suggestion
 from lmcore.config.option import REQUIRED, option
 from lmcore.config.options.command_line import parse_section
 from lmcore.config.section import SECTIONS
-from lmcore.errors import ConfigError, LmcoreError, nearest, suggestion
 from lmcore.plugin.discovery import GROUP
 from lmcore.plugin.known_packages import device_packages
 from lmcore_conformance.new_plugin.template import LICENCES, MARK, NewPlugin, render, write

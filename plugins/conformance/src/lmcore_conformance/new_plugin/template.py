@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import lmcore
-from lmcore.accelerator.probe import API_VERSION
-from lmcore.durable import atomic_directory
-from lmcore.errors import ConfigError
+from lmcore.base.durable import atomic_directory
+from lmcore.base.errors import ConfigError
+from lmcore.contract.probe import API_VERSION
 
 __all__ = ["LICENCES", "MARK", "NewPlugin", "render", "write"]
 

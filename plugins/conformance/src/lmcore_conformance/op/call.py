@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lmcore.accelerator import OP_SPECS, OpImpl, OpSpec
-from lmcore.accelerator.op.context import op_context
-from lmcore.accelerator.op.records import REFERENCE, load_target, missing_packages
-from lmcore.errors import counted
+from lmcore.base.errors import counted
+from lmcore.contract import OP_SPECS, OpImpl, OpSpec
+from lmcore.contract.op.context import op_context
+from lmcore.contract.op.records import REFERENCE, load_target, missing_packages
 from lmcore_conformance.op.case import Case
 
 if TYPE_CHECKING:

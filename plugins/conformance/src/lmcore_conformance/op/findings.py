@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lmcore.errors import counted
+from lmcore.base.errors import counted
 from lmcore_conformance.op.call import Kernel, Outcome, call, difference
 from lmcore_conformance.op.case import Case
 from lmcore_conformance.registry import conclude

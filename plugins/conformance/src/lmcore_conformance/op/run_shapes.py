@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lmcore.errors import ConfigError, LmcoreError
+from lmcore.base.errors import ConfigError, LmcoreError
 
 __all__ = ["RunShapes", "read_shapes"]
 

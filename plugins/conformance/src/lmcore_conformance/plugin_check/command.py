@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 from packaging.utils import canonicalize_name
 
-from lmcore.accelerator.probe import API_VERSION, Check, CheckStatus
+from lmcore.base.errors import ConfigError, counted, nearest, suggestion
 from lmcore.cli.doctor.text import ReportText
 from lmcore.config.option import REQUIRED, option
 from lmcore.config.options.command_line import parse_section
-from lmcore.errors import ConfigError, counted, nearest, suggestion
+from lmcore.contract.probe import API_VERSION, Check, CheckStatus
 from lmcore.plugin.discovery import GROUP
 from lmcore.plugin.isolation.subprocess_call import call_isolated
 from lmcore_conformance.contract.snapshot import load_contract

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lmcore.accelerator.probe import Check, CheckStatus, Problem
-from lmcore.errors import PluginError
+from lmcore.base.errors import PluginError
+from lmcore.contract.probe import Check, CheckStatus, Problem
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan

@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lmcore.accelerator.communication import CommBackend
-from lmcore.accelerator.op.records import OpImpl
-from lmcore.accelerator.precision.policy import PrecisionPolicy
-from lmcore.accelerator.probe import Check, CheckStatus, Probe, ProbeState, Problem
-from lmcore.accelerator.recompute import RecomputePolicy
-from lmcore.accelerator.transfer.staging import CheckpointStager
-from lmcore.errors import LmcoreError, PluginError, counted
+from lmcore.base.errors import LmcoreError, PluginError, counted
+from lmcore.contract.communication import CommBackend
+from lmcore.contract.op.records import OpImpl
+from lmcore.contract.precision.policy import PrecisionPolicy
+from lmcore.contract.probe import Check, CheckStatus, Probe, ProbeState, Problem
+from lmcore.contract.recompute import RecomputePolicy
+from lmcore.contract.transfer.staging import CheckpointStager
 from lmcore.plugin.discovery import GROUP, discover
 from lmcore.plugin.hook_calls import DEFAULT_OFFERS, create_device, within_dtypes
 from lmcore.plugin.record import CPU, PluginRecord, PluginSet, located
@@ -44,9 +44,9 @@ from lmcore_conformance.plugin_check.records import (
 from lmcore_conformance.plugin_check.results import check_results
 
 if TYPE_CHECKING:
-    from lmcore.accelerator.device import Device
     from lmcore.config.section import Config
     from lmcore.config.settings import LoadedConfig
+    from lmcore.contract.device import Device
 
 __all__ = ["DEVICE_CHECKS", "Bench"]
 

@@ -16,8 +16,8 @@ from typing import Any
 from packaging.version import Version
 
 from lmcore import hookspecs
-from lmcore.accelerator.probe import Check, CheckStatus
-from lmcore.errors import counted, nearest
+from lmcore.base.errors import counted, nearest
+from lmcore.contract.probe import Check, CheckStatus
 from lmcore.plugin.record import PluginRecord
 from lmcore_conformance.contract.snapshot import specified_hooks
 

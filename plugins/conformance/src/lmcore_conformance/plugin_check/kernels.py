@@ -11,8 +11,9 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from lmcore.accelerator.op.context import TRAITS
-from lmcore.accelerator.op.records import (
+from lmcore.base.errors import PluginError, nearest
+from lmcore.contract.op.context import TRAITS
+from lmcore.contract.op.records import (
     REFERENCE,
     OpContext,
     OpImpl,
@@ -21,10 +22,10 @@ from lmcore.accelerator.op.records import (
     load_target,
     missing_packages,
 )
-from lmcore.accelerator.op.signature import readable_signature, signature_problem
-from lmcore.accelerator.probe import Check, CheckStatus
-from lmcore.errors import PluginError, nearest
+from lmcore.contract.op.signature import readable_signature, signature_problem
+from lmcore.contract.probe import Check, CheckStatus
 from lmcore.plugin.record import located
+from lmcore_conformance.contract.diff import new_path
 from lmcore_conformance.plugin_check.records import field_problems
 from lmcore_conformance.plugin_check.source import private_name
 
@@ -118,7 +119,7 @@ def _record_problems(impl: OpImpl, contract: Described) -> Iterator[str]:
         close = nearest(impl.op, contract["ops"])
         meant = f"; did you mean `{close}`?" if close else ""
         yield f"version {contract['api']} of the contract has no op `{impl.op}`{meant}"
-    target = impl.load.replace(":", ".")
+    target = new_path(impl.load.replace(":", "."), contract.get("moved", {}))
     if target.startswith("lmcore.") and private_name(target, contract["modules"]):
         yield f"its target `{impl.load}` is private: any release of lmcore may change it"
     if impl.id == REFERENCE:

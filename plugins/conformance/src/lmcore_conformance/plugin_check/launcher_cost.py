@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from lmcore import hookspecs
-from lmcore.accelerator.probe import Check, CheckStatus
-from lmcore.errors import counted
+from lmcore.base.errors import counted
+from lmcore.contract.probe import Check, CheckStatus
 from lmcore.plugin.discovery import GROUP
 from lmcore_conformance.plugin_check.effects import Effect, Effects
 from lmcore_conformance.plugin_check.traces import Clock
@@ -64,7 +64,7 @@ def watch_launcher(name: str, distribution: str, patience: float) -> Iterator[di
         distribution: The package that brings it.
         patience: Factor on the time limits.
     """
-    import lmcore.accelerator  # noqa: F401  # what every plugin needs is not its own cost
+    import lmcore.contract  # noqa: F401  # what every plugin needs is not its own cost
     from lmcore.plugin.load import new_hook_caller
 
     caller = new_hook_caller()

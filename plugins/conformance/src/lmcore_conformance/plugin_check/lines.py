@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from lmcore.accelerator.probe import API_VERSION, Check, CheckStatus
+from lmcore.contract.probe import API_VERSION, Check, CheckStatus
 from lmcore.plugin.isolation.subprocess_call import call_isolated
 from lmcore_conformance.plugin_check.launcher_cost import DISCOVERY, LAUNCHER
 from lmcore_conformance.plugin_check.registrations import reserved_names

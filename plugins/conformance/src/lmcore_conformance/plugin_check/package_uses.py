@@ -25,7 +25,7 @@ class Use:
     """A name of the package in a file.
 
     Attributes:
-        path: dotted name, "lmcore.accelerator.Device".
+        path: dotted name, "lmcore.contract.Device".
         line: line of the file.
     """
 

@@ -10,16 +10,16 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lmcore.accelerator.probe import Check, CheckStatus
-from lmcore.errors import LmcoreError, PluginError, nearest
+from lmcore.base.errors import LmcoreError, PluginError, nearest
+from lmcore.contract.probe import Check, CheckStatus
 from lmcore.plugin.record import PluginRecord, located
 from lmcore_conformance.plugin_check.torch_functions import torch_problems
 
 if TYPE_CHECKING:
-    from lmcore.accelerator.communication import CommBackend
-    from lmcore.accelerator.device import Device
-    from lmcore.accelerator.precision.policy import PrecisionPolicy
-    from lmcore.accelerator.recompute import RecomputePolicy
+    from lmcore.contract.communication import CommBackend
+    from lmcore.contract.device import Device
+    from lmcore.contract.precision.policy import PrecisionPolicy
+    from lmcore.contract.recompute import RecomputePolicy
 
 __all__ = [
     "call_hook",
@@ -213,7 +213,7 @@ def _backend_problem(device: Device) -> str | None:
 
 
 def _memory_problem(device: Device) -> str | None:
-    from lmcore.accelerator.memory_stats import MemoryStats
+    from lmcore.contract.memory_stats import MemoryStats
 
     if device.memory_stats is None:
         return None

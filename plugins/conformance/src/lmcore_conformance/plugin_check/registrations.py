@@ -9,8 +9,9 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from lmcore.accelerator.probe import Check, CheckStatus
-from lmcore.accelerator.registry import (
+from lmcore.base.errors import LmcoreError
+from lmcore.contract.probe import Check, CheckStatus
+from lmcore.contract.registry import (
     CommandRegistry,
     CorpusRegistry,
     EngineRegistry,
@@ -18,7 +19,6 @@ from lmcore.accelerator.registry import (
     FormatRegistry,
     TokenizerRegistry,
 )
-from lmcore.errors import LmcoreError
 from lmcore.plugin.record import PluginRecord, PluginSet
 from lmcore.plugin.registrations import load_command, plugin_sections, plugins_records
 from lmcore_conformance.plugin_check.records import call_hook

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from lmcore.accelerator.op.records import OpImpl, missing_packages
-from lmcore.accelerator.probe import Check, CheckStatus
+from lmcore.contract.op.records import OpImpl, missing_packages
+from lmcore.contract.probe import Check, CheckStatus
 from lmcore.plugin.record import located
 
 if TYPE_CHECKING:
-    from lmcore.accelerator.device import Device
+    from lmcore.contract.device import Device
     from lmcore_conformance.op.call import Kernel
     from lmcore_conformance.op.case import Case
 

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from packaging.version import Version
+
 import lmcore
-from lmcore.accelerator.probe import Check, CheckStatus
-from lmcore.errors import counted, nearest
+from lmcore.base.errors import counted, nearest
+from lmcore.contract.probe import API_VERSION, Check, CheckStatus
+from lmcore.old_paths import current_path
+from lmcore_conformance.contract.diff import new_path
 from lmcore_conformance.contract.surface import PUBLIC_MODULES
 from lmcore_conformance.plugin_check.package_uses import Use, uses_of
 
@@ -49,6 +53,7 @@ def check_source(
         allow_private: True if private names of lmcore are warnings, not failures.
     """
     count, found = 0, False
+    moved = contract.get("moved", {})
     for path in files:
         count += 1
         try:
@@ -57,10 +62,14 @@ def check_source(
             found = True
             yield Check("source", CheckStatus.FAILED, f"{_shown(path)} cannot be read: {error}")
             continue
-        for use in _violations(tree, contract["modules"]):
+        for use in _violations(tree, contract):
             found = True
             place = f"{_shown(path)}, line {use.line}"
             yield _violation(use.path, place, contract, allow_private=allow_private)
+        former = [use for use in _uses(tree) if new_path(use.path, moved) != use.path]
+        if former:
+            found = True
+            yield _former(path, former, moved)
     if count == 0:
         detail = "it has no Python files to read imports from"
         yield Check("source", CheckStatus.SKIPPED, detail)
@@ -82,7 +91,8 @@ def check_imports(
     """
     reported: set[tuple[str, str]] = set()
     for use, file in uses:
-        name = private_name(use.path, contract["modules"])
+        path = new_path(use.path, contract.get("moved", {}))
+        name = private_name(path, contract["modules"])
         if name is not None and (name, file) not in reported:
             reported.add((name, file))
             place = f"{_shown(Path(file))}, line {use.line}"
@@ -107,15 +117,34 @@ def private_name(path: str, modules: Modules) -> str | None:
     return path if _is_module(below) else below
 
 
-def _violations(tree: ast.Module, modules: Modules) -> Iterator[Use]:
+def _uses(tree: ast.Module) -> list[Use]:
+    return uses_of("lmcore", tree, lambda module: _names_in(module)[1])
+
+
+def _violations(tree: ast.Module, contract: Mapping[str, Any]) -> Iterator[Use]:
     """Yield the private names that a file uses; attributes of a reported name are not repeated."""
     reported: set[str] = set()
-    for use in uses_of("lmcore", tree, lambda module: _names_in(module)[1]):
-        name = private_name(use.path, modules)
+    for use in _uses(tree):
+        path = new_path(use.path, contract.get("moved", {}))
+        name = private_name(path, contract["modules"])
         if name is None or any(f"{name}.".startswith(f"{known}.") for known in reported):
             continue
         reported.add(name)
         yield Use(name, use.line)
+
+
+def _former(file: Path, uses: Sequence[Use], moved: Mapping[str, str]) -> Check:
+    """Return the warning for a file that uses former names of modules."""
+    first = uses[0]
+    names = [
+        f"`{new}` for `{old}`"
+        for old, new in moved.items()
+        if any(f"{use.path}.".startswith(f"{old}.") for use in uses)
+    ]
+    detail = f"`{first.path}` ({_shown(file)}, line {first.line}) is a former name, which contract "
+    detail += f"{Version(API_VERSION).major + 1}.0 will not have"
+    fix = f"{', '.join(names)}; versions of lmcore that lack these leave `PluginInfo.api` then"
+    return Check("source", CheckStatus.WARNING, detail, fix)
 
 
 def _violation(path: str, place: str, contract: Mapping[str, Any], *, allow_private: bool) -> Check:
@@ -123,7 +152,7 @@ def _violation(path: str, place: str, contract: Mapping[str, Any], *, allow_priv
     version = contract["api"]
     fix = _replacement(path, contract["modules"])
     status = CheckStatus.FAILED
-    if private_name(path, PUBLIC_MODULES) is None:
+    if private_name(current_path(path), PUBLIC_MODULES) is None:
         why = f"came after version {version} of the contract"
     elif not _exists(path):
         why = f"is not in lmcore {lmcore.__version__}"
@@ -161,7 +190,7 @@ def _is_module(path: str) -> bool:
 
 def _file_of(module: str) -> Path | None:
     """Return the file of a module of lmcore, without an import of its package."""
-    inside = Path(lmcore.__file__).parent.joinpath(*module.split(".")[1:])
+    inside = Path(lmcore.__file__).parent.joinpath(*current_path(module).split(".")[1:])
     candidates = (inside / "__init__.py", inside.with_suffix(".py"))
     return next((path for path in candidates if path.is_file()), None)
 

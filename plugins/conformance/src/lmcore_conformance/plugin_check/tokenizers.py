@@ -10,9 +10,9 @@ import pickle
 from collections.abc import Iterator
 from typing import Any
 
-from lmcore.accelerator.probe import Check, CheckStatus
-from lmcore.accelerator.tokenizer import Tokenizer, TokenizerFactory
-from lmcore.errors import LmcoreError
+from lmcore.base.errors import LmcoreError
+from lmcore.contract.probe import Check, CheckStatus
+from lmcore.contract.tokenizer import Tokenizer, TokenizerFactory
 from lmcore.plugin.record import located
 
 __all__ = ["check_tokenizer"]

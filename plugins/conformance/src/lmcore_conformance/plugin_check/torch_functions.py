@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from lmcore.plugin.record import describe
 
 if TYPE_CHECKING:
-    from lmcore.accelerator.device import Device
+    from lmcore.contract.device import Device
 
 __all__ = ["torch_problems"]
 

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lmcore.errors import counted
+from lmcore.base.errors import counted
 
 __all__ = ["Clock", "ProcessState", "StandardOutput", "TorchState", "open_devices"]
 

@@ -18,8 +18,8 @@ from typing import Any
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from lmcore.accelerator.probe import API_VERSION, Check, CheckStatus, PluginInfo, ProbeState
-from lmcore.errors import LmcoreError, counted
+from lmcore.base.errors import LmcoreError, counted
+from lmcore.contract.probe import API_VERSION, Check, CheckStatus, PluginInfo, ProbeState
 from lmcore.plugin.discovery import ALLOW_LIST, GROUP, OFF, discover
 from lmcore.plugin.hook_calls import DEFAULT_OFFERS
 from lmcore.plugin.record import CPU, PluginRecord, PluginState, located

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, distributed
 
-from lmcore.errors import counted
+from lmcore.base.errors import counted
 from lmcore_conformance.op.call import factor
 from lmcore_conformance.registry import Failure
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lmcore.child_process import fork_child
+from lmcore.base.child_process import fork_child
 from lmcore.plugin.isolation.subprocess_call import Running, answer, start_program
 from lmcore.runtime.launch.fork import can_fork
 from lmcore.runtime.launch.rank import RankInfo

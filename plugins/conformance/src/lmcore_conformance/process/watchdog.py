@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-from lmcore.threads import periodically
+from lmcore.base.threads import periodically
 
 __all__ = ["SILENCE", "watched"]
 

@@ -1,6 +1,6 @@
 """A communication backend over gloo; wrong, its sums are means."""
 
-from lmcore.accelerator import CommBackend, PluginInfo
+from lmcore.contract import CommBackend, PluginInfo
 from lmcore.hookspecs import hookimpl
 from lmcore_extra import WRONG
 

@@ -1,6 +1,6 @@
 """A kernel that is bound before the CPU's; wrong, it computes another GELU."""
 
-from lmcore.accelerator import OpImpl, PluginInfo, Reject
+from lmcore.contract import OpImpl, PluginInfo, Reject
 from lmcore.hookspecs import hookimpl
 from lmcore_extra import WRONG
 

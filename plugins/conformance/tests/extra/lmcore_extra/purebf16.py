@@ -1,6 +1,6 @@
 """A precision with products in bfloat16; wrong, its products stay in float32."""
 
-from lmcore.accelerator import PluginInfo, PrecisionPolicy
+from lmcore.contract import PluginInfo, PrecisionPolicy
 from lmcore.hookspecs import hookimpl
 from lmcore_extra import WRONG
 

@@ -1,6 +1,6 @@
 """A checkpoint stager that clones; wrong, it returns views of the live tensors."""
 
-from lmcore.accelerator import CheckpointStager, PluginInfo
+from lmcore.contract import CheckpointStager, PluginInfo
 from lmcore.hookspecs import hookimpl
 from lmcore_extra import WRONG
 

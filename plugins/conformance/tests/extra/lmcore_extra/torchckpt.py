@@ -1,6 +1,6 @@
 """A recompute policy by torch.utils.checkpoint; wrong, dropout differs when it is repeated."""
 
-from lmcore.accelerator import PluginInfo, RecomputePolicy
+from lmcore.contract import PluginInfo, RecomputePolicy
 from lmcore.hookspecs import hookimpl
 from lmcore_extra import WRONG
 

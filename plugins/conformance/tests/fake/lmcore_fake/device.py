@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import distributed
 
-from lmcore.accelerator import (
+from lmcore.contract import (
     CheckpointStager,
     CommBackend,
     PendingCopy,
@@ -22,7 +22,7 @@ from lmcore.accelerator import (
     double_precision_policy,
     full_precision_policy,
 )
-from lmcore.accelerator.op.packages import FACT, Package, describe
+from lmcore.contract.op.packages import FACT, Package, describe
 from lmcore_cpu.device import create_device
 from lmcore_fake import collectives
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional as f
 
-from lmcore.accelerator import OP_SPECS
-from lmcore.accelerator.op import reference
+from lmcore.contract import OP_SPECS
+from lmcore.contract.op import reference
 from lmcore_fake.device import MADE_FOR
 
 MUTANTS = {}

@@ -3,7 +3,7 @@
 import os
 import time
 
-from lmcore.accelerator import OpImpl, PluginInfo, Probe, ProbeState, Reject
+from lmcore.contract import OpImpl, PluginInfo, Probe, ProbeState, Reject
 from lmcore.hookspecs import hookimpl
 from lmcore_cpu import plugin as cpu
 
@@ -27,7 +27,7 @@ if FAKE == "restless":
 def lmcore_plugin_info():
     if FAKE == "restless":
         time.sleep(0.6)
-    api = ">=9" if FAKE == "api" else ">=1.1,<2"
+    api = ">=9" if FAKE == "api" else ">=1.3,<2"
     if FAKE == "not-twice":
         COUNT.append(0)
         return PluginInfo("fake", api, provides=("cpu",), summary=f"asked {len(COUNT)} times")
@@ -91,7 +91,7 @@ def lmcore_precision_policies(device):
 
 @hookimpl
 def lmcore_recompute_policies(device):
-    from lmcore.accelerator import standard_recompute_policies
+    from lmcore.contract import standard_recompute_policies
     from lmcore_fake.device import careful_policy
 
     if FAKE == "recompute":

@@ -5,8 +5,8 @@ import dataclasses
 
 import torch
 
-from lmcore.accelerator import CheckpointStager, RecomputePolicy, standard_recompute_policies
-from lmcore.accelerator.activation_saving import recompute
+from lmcore.contract import CheckpointStager, RecomputePolicy, standard_recompute_policies
+from lmcore.contract.activation_saving import recompute
 
 
 def stagers(device):

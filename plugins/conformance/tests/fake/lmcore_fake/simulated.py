@@ -4,7 +4,7 @@ import dataclasses
 
 import torch
 
-from lmcore.accelerator import RngTracker
+from lmcore.contract import RngTracker
 from lmcore_fake.collectives import replace
 from lmcore_sim.device import create_device
 

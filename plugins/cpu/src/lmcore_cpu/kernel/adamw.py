@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from lmcore.accelerator.op import torch_kernels
+from lmcore.contract.op import torch_kernels
 from lmcore_cpu.kernel.processor import facts
 
 __all__ = ["adamw"]

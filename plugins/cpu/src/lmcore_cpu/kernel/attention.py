@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lmcore.accelerator.op import torch_kernels
-from lmcore.accelerator.torch_versions import GROUPED_CPU_ATTENTION
+from lmcore.contract.op import torch_kernels
+from lmcore.contract.torch_versions import GROUPED_CPU_ATTENTION
 
 __all__ = ["attention"]
 

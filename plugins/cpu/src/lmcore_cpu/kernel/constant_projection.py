@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lmcore.accelerator import ConstantProjection, QuantizedWeight
+from lmcore.contract import ConstantProjection, QuantizedWeight
 from lmcore_cpu.kernel import few_rows
 from lmcore_cpu.kernel.processor import facts
 from lmcore_cpu.kernel.quantized_projection import quantized_projection

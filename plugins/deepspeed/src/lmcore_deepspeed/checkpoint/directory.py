@@ -20,9 +20,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from lmcore.bounded_file import read_bounded_file
+from lmcore.base.bounded_file import read_bounded_file
+from lmcore.base.errors import CheckpointArgumentError, CheckpointError, counted
 from lmcore.conversion.directory_entries import sorted_entries
-from lmcore.errors import CheckpointArgumentError, CheckpointError, counted
 
 __all__ = [
     "LATEST",

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from lmcore.errors import CheckpointError, counted
+from lmcore.base.errors import CheckpointError, counted
 from lmcore.model.family import parameter_shapes
 from lmcore.model.shape import ModelShape
 from lmcore_deepspeed.checkpoint.directory import (

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lmcore.base.errors import CheckpointError
 from lmcore.conversion.foreign_pickle.records import load_content
 from lmcore.conversion.huggingface.weights import StoredTensor
 from lmcore.conversion.megatron.rank_files.rank_file import flat_tensors
 from lmcore.conversion.state import WEIGHT, OptimizerStateError
 from lmcore.conversion.unread import same_values
-from lmcore.errors import CheckpointError
 from lmcore_deepspeed.checkpoint.directory import (
     DeepSpeedDirectory,
     require_one_step,

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lmcore.base.errors import CheckpointError, counted
 from lmcore.conversion.foreign_pickle.load import load_tensors
 from lmcore.conversion.foreign_pickle.records import load_content, values_of
 from lmcore.conversion.megatron.directory import rank_count
@@ -24,7 +25,6 @@ from lmcore.conversion.megatron.parameters.packing import Packing, require_order
 from lmcore.conversion.megatron.run.saved_arguments import read_model, saved_layout
 from lmcore.conversion.state import WEIGHT, ModelState, require_no_problems
 from lmcore.conversion.unread import different_copy, require_computed, same_values
-from lmcore.errors import CheckpointError, counted
 from lmcore.model.family import parameter_shapes, vocabulary_parameters
 from lmcore_deepspeed.checkpoint.directory import UNIVERSAL_PART, DeepSpeedDirectory, find_files
 from lmcore_deepspeed.checkpoint.missing_files import (

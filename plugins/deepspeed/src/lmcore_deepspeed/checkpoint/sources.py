@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lmcore.base.errors import CheckpointError, counted
 from lmcore.conversion.cast import FLOAT_DTYPES
 from lmcore.conversion.foreign_pickle.load import load_tensors
 from lmcore.conversion.foreign_pickle.records import load_content
 from lmcore.conversion.huggingface.weights import StoredTensor
 from lmcore.conversion.megatron.optimizer.groups import group_values, step_of
 from lmcore.conversion.state import ADAM, WEIGHT, OptimizerStateError
-from lmcore.errors import CheckpointError, counted
 from lmcore_deepspeed.checkpoint.loss_scaler import deepspeed_loss_scale
 from lmcore_deepspeed.checkpoint.zero import Partitions, Shapes, join_pieces, saved_step
 

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lmcore.base.errors import CheckpointError, counted
 from lmcore.conversion.huggingface.directory import CONFIG_NAME
 from lmcore.conversion.huggingface.read import HuggingFaceState
 from lmcore.conversion.megatron.optimizer.moments import require_rounded
 from lmcore.conversion.megatron.run.saved_arguments import saved_layout
 from lmcore.conversion.state import WEIGHT
-from lmcore.errors import CheckpointError, counted
 from lmcore_deepspeed.checkpoint.directory import UNIVERSAL_PART, DeepSpeedDirectory
 from lmcore_deepspeed.checkpoint.missing_files import require_files, universal_file
 from lmcore_deepspeed.checkpoint.opened import OpenedCheckpoint

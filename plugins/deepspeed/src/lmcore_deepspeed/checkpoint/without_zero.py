@@ -22,12 +22,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lmcore.base.errors import counted
 from lmcore.conversion.cast import FLOAT_DTYPES
 from lmcore.conversion.huggingface.weights import StoredTensor
 from lmcore.conversion.megatron.optimizer.groups import group_values
 from lmcore.conversion.megatron.parameters.names import UNUSED, parameter_of
 from lmcore.conversion.state import ADAM, WEIGHT, OptimizerStateError
-from lmcore.errors import counted
 from lmcore_deepspeed.checkpoint.loss_scaler import deepspeed_loss_scale
 from lmcore_deepspeed.checkpoint.names import tied_name
 from lmcore_deepspeed.checkpoint.sources import Source, Zero

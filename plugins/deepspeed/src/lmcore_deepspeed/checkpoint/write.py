@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from lmcore.base.durable import write_atomically
+from lmcore.base.errors import CheckpointArgumentError, CheckpointError
 from lmcore.conversion.cast import cast
 from lmcore.conversion.megatron.directory import TRACKER_NAME
 from lmcore.conversion.megatron.parameters.layout import Layout
@@ -37,8 +39,6 @@ from lmcore.conversion.megatron.run.written_arguments import (
 )
 from lmcore.conversion.state import ADAM, WEIGHT, recorded_samples
 from lmcore.conversion.torch_file import save_file, separate
-from lmcore.durable import write_atomically
-from lmcore.errors import CheckpointArgumentError, CheckpointError
 from lmcore.families.gpt.megatron import NAMES as GPT_NAMES
 from lmcore.model.family import vocabulary_parameters
 from lmcore.model.megatron_names import names_for

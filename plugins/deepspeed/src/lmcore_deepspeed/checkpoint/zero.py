@@ -21,10 +21,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lmcore.base.errors import CheckpointError, counted
 from lmcore.conversion.foreign_pickle.records import load_content, values_of
 from lmcore.conversion.megatron.optimizer.groups import group_values, step_of
 from lmcore.conversion.state import ADAM, WEIGHT, OptimizerStateError
-from lmcore.errors import CheckpointError, counted
 from lmcore_deepspeed.checkpoint.directory import require_one_step
 from lmcore_deepspeed.checkpoint.loss_scaler import deepspeed_loss_scale
 

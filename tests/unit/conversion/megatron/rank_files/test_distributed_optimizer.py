@@ -11,12 +11,12 @@ import pytest
 import torch
 from megatron_models import GPT, LLAMA, MemoryState, assert_same
 
+from lmcore.base.errors import CheckpointError
 from lmcore.conversion.formats import read_state
 from lmcore.conversion.megatron.parameters.layout import Layout
 from lmcore.conversion.megatron.rank_files.read import MegatronState
 from lmcore.conversion.megatron.rank_files.write import write_megatron
 from lmcore.conversion.state import ADAM, WEIGHT, Progress
-from lmcore.errors import CheckpointError
 
 KEYS = {"param": WEIGHT, "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
 DTYPES = (torch.bfloat16, torch.float32)

@@ -17,6 +17,7 @@ from megatron_files import (
 )
 from megatron_models import GPT, LLAMA, MemoryState, assert_same
 
+from lmcore.base.errors import CheckpointError
 from lmcore.conversion.formats import read_state
 from lmcore.conversion.megatron.optimizer.groups import settings_of
 from lmcore.conversion.megatron.parameters.layout import Layout
@@ -25,7 +26,6 @@ from lmcore.conversion.megatron.rank_files.read import MegatronState
 from lmcore.conversion.megatron.rank_files.write import write_megatron
 from lmcore.conversion.megatron.torch_dist.write import write_distributed
 from lmcore.conversion.state import WEIGHT
-from lmcore.errors import CheckpointError
 from lmcore.model.shape import ModelShape
 
 UNREAD = "the state of its optimizer is not read: "

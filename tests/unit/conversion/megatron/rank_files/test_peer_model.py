@@ -12,7 +12,7 @@ import torch
 from megatron_models import BERT, BIASED_LLAMA, GPT, LLAMA, MASKED_BERT, MemoryState, assert_same
 from model_states import bert_shape
 
-from lmcore.accelerator import OP_SPECS, OpTable
+from lmcore.contract import OP_SPECS, OpTable
 from lmcore.conversion.foreign_pickle.records import load_content
 from lmcore.conversion.megatron.parameters.layout import Layout
 from lmcore.conversion.megatron.parameters.names import parameter_of

@@ -14,6 +14,7 @@ from damage import time_limit
 from megatron_files import RANK_FILE, edit, one_rank
 from megatron_models import BIASED_LLAMA, GPT, LLAMA, MemoryState, assert_same
 
+from lmcore.base.errors import CheckpointError
 from lmcore.conversion.megatron.directory import is_megatron
 from lmcore.conversion.megatron.parameters.layout import Layout
 from lmcore.conversion.megatron.parameters.names import STYLES
@@ -22,7 +23,6 @@ from lmcore.conversion.megatron.rank_files.write import write_megatron
 from lmcore.conversion.native.read import LmcoreState
 from lmcore.conversion.native.write import write_lmcore
 from lmcore.conversion.state import Progress
-from lmcore.errors import CheckpointError
 from lmcore.model.shape import ModelShape
 
 LAYOUTS = [(1, 1, 1), (2, 1, 1), (1, 4, 1), (2, 2, 1), (2, 2, 2)]

@@ -10,10 +10,10 @@ import torch
 from megatron_files import content_of, edit, one_rank, only_file, run_progress
 from megatron_models import GPT, MemoryState
 
+from lmcore.base.errors import CheckpointError
 from lmcore.conversion.megatron.rank_files.read import MegatronState
 from lmcore.conversion.megatron.rank_files.write import write_megatron
 from lmcore.conversion.megatron.run.saved_arguments import saved_layout, saved_precision
-from lmcore.errors import CheckpointError
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import torch
 from megatron_buckets import KEYS, SETTINGS, buckets_of, save
 from megatron_models import GPT, LLAMA, MemoryState, assert_same
 
+from lmcore.base.errors import CheckpointError
 from lmcore.conversion.convert import convert
 from lmcore.conversion.formats import read_state
 from lmcore.conversion.loading.weights import WeightReader
@@ -19,7 +20,6 @@ from lmcore.conversion.megatron.parameters.layout import Layout
 from lmcore.conversion.megatron.torch_dist.read import DistributedState
 from lmcore.conversion.native.read import LmcoreState
 from lmcore.conversion.state import WEIGHT, Progress
-from lmcore.errors import CheckpointError
 from lmcore.model.shape import ModelShape
 
 # torch says that it saves in one process.

@@ -11,11 +11,11 @@ import torch
 from megatron_buckets import KEYS, SETTINGS, buckets_of, save
 from megatron_models import GPT, LLAMA, MemoryState, assert_same
 
+from lmcore.base.errors import CheckpointError
 from lmcore.conversion.formats import read_state
 from lmcore.conversion.megatron.parameters.layout import Layout
 from lmcore.conversion.megatron.torch_dist.read import DistributedState
 from lmcore.conversion.state import WEIGHT, Progress
-from lmcore.errors import CheckpointError
 from lmcore.model.shape import ModelShape
 
 # torch says that it saves in one process.

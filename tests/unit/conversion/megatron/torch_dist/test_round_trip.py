@@ -15,6 +15,7 @@ import torch.distributed.checkpoint as dcp
 from damage import time_limit
 from megatron_models import BIASED_LLAMA, GPT, LLAMA, MemoryState, assert_same
 
+from lmcore.base.errors import CheckpointError
 from lmcore.conversion.formats import read_state
 from lmcore.conversion.megatron.directory import is_megatron, is_megatron_dist
 from lmcore.conversion.megatron.optimizer.groups import group_values
@@ -25,7 +26,6 @@ from lmcore.conversion.megatron.run.written_arguments import architecture_argume
 from lmcore.conversion.megatron.torch_dist.read import DistributedState
 from lmcore.conversion.megatron.torch_dist.write import write_distributed
 from lmcore.conversion.state import ADAM, WEIGHT, Progress
-from lmcore.errors import CheckpointError
 from lmcore.model.shape import ModelShape
 
 # torch says that it saves in one process.

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from lmcore.base.errors import MissingPackageError
 from lmcore.data.clean.document import Document, Replace
 from lmcore.data.clean.filter.fix import FixStep, fixed
-from lmcore.errors import MissingPackageError
 
 CHARACTERS = st.sampled_from(
     [

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
+from lmcore.base.errors import ConfigError, MissingPackageError
 from lmcore.data.clean.document import Document, Drop
 from lmcore.data.clean.filter.language import LanguageStep
-from lmcore.errors import ConfigError, MissingPackageError
 
 TEXTS = {
     "en": "The committee will meet again next week to discuss what the new rules mean for schools.",

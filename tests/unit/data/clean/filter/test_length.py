@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from lmcore.base.errors import ConfigError
 from lmcore.data.clean.document import Document, Drop
 from lmcore.data.clean.filter.length import CharactersStep, TokensStep
 from lmcore.data.tokenizer import GPT2BPETokenizer
-from lmcore.errors import ConfigError
 
 
 def test_characters(make_document: Callable[..., Document]) -> None:

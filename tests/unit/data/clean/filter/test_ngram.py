@@ -12,6 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from lmcore.base.errors import ConfigError, DataError
 from lmcore.data.clean.document import Document, Drop, Replace
 from lmcore.data.clean.filter.ngram import (
     EvaluationNgrams,
@@ -21,7 +22,6 @@ from lmcore.data.clean.filter.ngram import (
     read_evaluation_sets,
     words_of,
 )
-from lmcore.errors import ConfigError, DataError
 
 PLANTED = "it was a bright cold day in April, and the clocks were striking"  # 13 words
 SENTENCE = "Nothing of this is in any test set at all. "  # 43 characters

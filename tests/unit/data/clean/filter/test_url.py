@@ -10,9 +10,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from lmcore.base.errors import DataError
 from lmcore.data.clean.document import Document, Drop
 from lmcore.data.clean.filter.url import UrlStep, normalized, read_rules
-from lmcore.errors import DataError
 
 OURS = UrlStep(read_rules(["default"]))
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lmcore.base.errors import ConfigError, MissingPackageError
 from lmcore.data.prepare.sentence.splitter import SentenceOptions, build_splitter
-from lmcore.errors import ConfigError, MissingPackageError
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import tokenizers
 
+from lmcore.base.errors import DataError
 from lmcore.data.tokenizer import ByteTokenizer, Tokenizer, build_tokenizer
 from lmcore.data.tokenizer.pretrained.chat_files import chat_templates, end_tokens
 from lmcore.data.tokenizer.saved import load_tokenizer, save_tokenizer
-from lmcore.errors import DataError
 
 Make = Callable[..., Tokenizer]
 

@@ -12,8 +12,8 @@ import pytest
 import tokenizers
 from tokenizers import models, pre_tokenizers, processors
 
+from lmcore.base.errors import ConfigError, DataError
 from lmcore.data.tokenizer import build_tokenizer, special_ids
-from lmcore.errors import ConfigError, DataError
 
 KINDS = ("PretrainedFromHF", "HFTokenizer", "HuggingFaceTokenizer")
 TEXTS = ["hello the worlds!", "", " ", "漢字 é", "a\nb\tc", "x" * 300]
