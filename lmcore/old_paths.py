@@ -50,7 +50,8 @@ class _OldPaths:
             return None
         from importlib.machinery import ModuleSpec
 
-        return ModuleSpec(name, self)
+        # `importlib.abc.Loader`, whose import would take longer than that of lmcore, is not needed.
+        return ModuleSpec(name, self)  # type: ignore[arg-type]
 
     def create_module(self, spec: ModuleSpec) -> None:
         """Return None: Python makes a module, which `exec_module` replaces by the one of today."""
