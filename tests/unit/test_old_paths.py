@@ -57,13 +57,13 @@ assert lmcore.accelerator.op.rules.HALF is lmcore.contract.op.rules.HALF
 
 @pytest.mark.parametrize("name", ["lmcore.accelerators", "lmcore.errors_of", "lmcore.log"])
 def test_other_names_are_not_found(name: str) -> None:
-    """What only begins as a former name does, or was private, is unknown."""
+    """A name that only begins as a former name does, or was private, is unknown."""
     with pytest.raises(ModuleNotFoundError, match=name):
         importlib.import_module(name)
 
 
 def test_an_unknown_module_below_a_former_name_has_pythons_error() -> None:
-    """The name in it is that of today."""
+    """It has the name of today."""
     warnings.simplefilter("ignore")
     with pytest.raises(ModuleNotFoundError, match=r"lmcore\.contract\.nothing"):
         importlib.import_module("lmcore.accelerator.nothing")
