@@ -6,7 +6,7 @@ Steps are whole commands, from a cold start to the last byte on the disk, by the
 time of the processor, which other work on the machine hardly changes; medians.  Signatures are
 measured in one process, with the error of the similarity that they estimate against the true one
 of each text and the same with some of its words gone.  A peer that is not installed
-(`pip install datasketch rensa`) is left out and named.
+(`pip install datasketch rensa`) is left out and named.  Needs `lmcore-data-tools`.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def speed(texts: Sequence[str], work: Callable[[str], object], repeats: int) -> 
 
 def signatures() -> dict[str, Signature]:
     """Return what makes a signature of 100 numbers, by the name of its library."""
-    from lmcore.data.clean.minhash import MinHash
+    from lmcore_data_tools.clean.minhash import MinHash
 
     ours = MinHash(hashes=_HASHES)
     found: dict[str, Signature] = {
@@ -136,7 +136,7 @@ def pieces(text: str) -> list[str]:
 
 def errors(texts: Sequence[str], signature: Signature) -> tuple[float, float]:
     """Return mean and spread of the errors of estimates, in units of what theory allows."""
-    from lmcore.data.clean.minhash import jaccard, shingle_set
+    from lmcore_data_tools.clean.minhash import jaccard, shingle_set
 
     choice = random.Random(0)
     found = []
@@ -161,7 +161,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     wanted = parse(parser, megabytes=1, workers=[1], repeats=1)
     check(wanted)
-    from lmcore.data.clean.chain import STEPS
+    from lmcore_data_tools.clean.chain import STEPS
 
     texts = read_texts(wanted.corpus)
     steps = [step for step in STEPS if step != "ngram" or wanted.tasks]
@@ -194,7 +194,7 @@ def main() -> None:
     if importlib.util.find_spec("ftfy"):
         import ftfy
 
-        from lmcore.data.clean.filter.fix import fixed
+        from lmcore_data_tools.clean.filter.fix import fixed
 
         print("\nmending", f"lmcore {speed(sample, fixed, wanted.repeats):.1f} MB/s,", end=" ")
         print(f"ftfy {speed(sample, ftfy.fix_text, wanted.repeats):.1f} MB/s")

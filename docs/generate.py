@@ -50,6 +50,7 @@ from lmcore.plugin.registrations import plugin_sections
 from lmcore_conformance import plugin as kit
 from lmcore_conformance.contract.snapshot import renewed_contract
 from lmcore_conformance.contract.torch_needs import TORCH_NEEDS
+from lmcore_data_tools import plugin as data_tools
 
 ROOT = Path(__file__).resolve().parents[1]
 CONTRACTS = "plugins/conformance/src/lmcore_conformance/contract/versions"
@@ -245,12 +246,13 @@ def commands_page() -> str:
             line = command.name.split()
             parts.append(f"## `lmcore {command.name}`")
             parts.append(f"```\n{_help_text([*line, '--help'])}\n```")
-    registry = CommandRegistry("lmcore-conformance")
-    kit.lmcore_add_commands(registry)
-    for command in registry.found.values():
-        text = _printed(load_target(command.load), ["--help"])
-        parts.append(f"## `lmcore {command.name}`\n\nFrom the package `lmcore-conformance`.")
-        parts.append(f"```\n{text}\n```")
+    for package, plugin in (("lmcore-data-tools", data_tools), ("lmcore-conformance", kit)):
+        registry = CommandRegistry(package)
+        plugin.lmcore_add_commands(registry)
+        for command in registry.found.values():
+            text = _printed(load_target(command.load), ["--help"])
+            parts.append(f"## `lmcore {command.name}`\n\nFrom the package `{package}`.")
+            parts.append(f"```\n{text}\n```")
     return "\n\n".join(parts) + "\n"
 
 

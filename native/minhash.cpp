@@ -1,4 +1,4 @@
-// MinHash signatures: lmcore/data/clean/minhash.py.
+// MinHash signatures: plugins/data-tools/src/lmcore_data_tools/clean/minhash.py.
 
 #include <algorithm>
 #include <limits>

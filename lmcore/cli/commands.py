@@ -131,11 +131,17 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
             "Repair names, a missing or damaged index, uncounted end tokens.",
             "lmcore.cli.data.repair:run",
         ),
-        Command("data clean", "Clean a corpus with a chain of steps.", "lmcore.cli.data.clean:run"),
+        Command(
+            "data clean",
+            "Clean a corpus with a chain of steps.",
+            package="lmcore-data-tools",
+            extra="data",
+        ),
         Command(
             "data train-tokenizer",
             "Train the vocabulary of a tokenizer on text.",
-            "lmcore.cli.data.train_tokenizer:run",
+            package="lmcore-data-tools",
+            extra="data",
         ),
         Command(
             "data corpora",

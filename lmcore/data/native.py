@@ -128,7 +128,7 @@ class NativeBuilders(Protocol):
         factors: npt.NDArray[np.uint32],
         terms: npt.NDArray[np.uint32],
     ) -> npt.NDArray[np.uint32]:
-        """Return the signatures of `lmcore.data.clean.minhash.MinHash.signatures`."""
+        """Return MinHash signatures of texts, as lmcore-data-tools computes them in Python."""
 
     def SampleReader(  # noqa: N802  # a class there
         self,

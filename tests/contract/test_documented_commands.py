@@ -82,6 +82,7 @@ def plugins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         ("example", "lmcore_example_extension", "examples/plugin_extension"),
         ("window", "lmcore_example_family", "examples/plugin_family"),
         ("conformance", "lmcore_conformance", "plugins/conformance"),
+        ("data-tools", "lmcore_data_tools", "plugins/data-tools"),
     ):
         record = site / f"{package}-1.0.dist-info"
         record.mkdir()
@@ -92,7 +93,7 @@ def plugins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         sources.append(str(ROOT / folder / "src"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "path", [str(site), *sources, *sys.path])
-        patch.setenv("LMCORE_PLUGINS", "example,window,conformance")
+        patch.setenv("LMCORE_PLUGINS", "example,window,conformance,data-tools")
         yield
 
 

@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PLUGINS = {
     "lmcore_cpu": "plugins/cpu/src",
     "lmcore_cuda": "plugins_cuda/src",
+    "lmcore_data_tools": "plugins/data-tools/src",
     "lmcore_deepspeed": "plugins/deepspeed/src",
     "lmcore_sim": "plugins/sim/src",
     "lmcore_triton": "plugins/triton/src",
@@ -131,6 +132,9 @@ def test_empty_skeleton_passes(lint: Lint, skeleton: Path) -> None:
         ("lmcore/contract", "lmcore_xpu"),
         ("lmcore/train", "lmcore_deepspeed"),
         ("lmcore/train", "deepspeed"),
+        ("lmcore/data", "lmcore_data_tools"),
+        ("lmcore_data_tools", "lmcore.train"),
+        ("lmcore_data_tools", "lmcore_cpu"),
         ("lmcore_deepspeed", "lmcore_cpu"),
         ("lmcore/families", "triton"),
         ("lmcore_cpu", "lmcore.runtime"),

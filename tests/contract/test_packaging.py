@@ -13,8 +13,8 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
 DISTRIBUTIONS = (
-    *(".", "plugins/conformance", "plugins/deepspeed", "plugins/sim"),
-    *("plugins/xla", "plugins_cuda", "plugins_xpu"),
+    *(".", "plugins/conformance", "plugins/data-tools", "plugins/deepspeed"),
+    *("plugins/sim", "plugins/xla", "plugins_cuda", "plugins_xpu"),
 )
 
 

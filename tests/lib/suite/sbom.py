@@ -24,8 +24,8 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 
 ROOT = Path(__file__).resolve().parents[3]
 OURS = (
-    *("lmcore", "lmcore-conformance", "lmcore-cuda", "lmcore-deepspeed", "lmcore-xla"),
-    "lmcore-xpu",
+    *("lmcore", "lmcore-conformance", "lmcore-cuda", "lmcore-data-tools", "lmcore-deepspeed"),
+    *("lmcore-xla", "lmcore-xpu"),
 )
 TESTS = "test"
 """Extra that no user of lmcore installs."""

@@ -7,7 +7,6 @@ import json
 import logging
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -210,28 +209,19 @@ def test_progress_lines() -> None:
     assert progress.bar() == "1,000 documents, 500 docs/s, 0.50 MB/s"
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        "prepare --output-prefix out --tokenizer-type ByteTokenizer",
-        "clean exact --output clean.jsonl",
-        "train-tokenizer --output-dir new --vocab-size 300",
-    ],
-)
 def test_a_log_gets_progress_by_time(
     corpus: Path,
-    command: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A fast command writes no progress line into a log, a slow one a line every ten seconds."""
     corpus.write_text("".join(f'{{"text": "a document, {i}"}}\n' for i in range(3000)), "utf-8")
-    argv = [*command.split(), "--input", str(corpus)]
+    argv = ["prepare", "--input", str(corpus), "--output-prefix", "out", *BYTES]
     assert run(argv) == 0
     assert not _progress(capsys.readouterr().err)
     for path in corpus.parent.iterdir():
         if path != corpus:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            path.unlink()
     clock = itertools.count(step=6)
     monkeypatch.setattr("lmcore.cli.text.progress.time", SimpleNamespace(monotonic=clock.__next__))
     assert run(argv) == 0
@@ -239,7 +229,7 @@ def test_a_log_gets_progress_by_time(
 
 
 def _progress(text: str) -> list[str]:
-    return [line for line in text.splitlines() if "ocuments" in line and "training on" not in line]
+    return [line for line in text.splitlines() if "ocuments" in line]
 
 
 @pytest.mark.parametrize(

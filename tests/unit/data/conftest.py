@@ -2,40 +2,28 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from bpe_files import write_bpe_files
 
 from lmcore.data import native
 from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.indexed.writer import IndexedDatasetWriter
 from lmcore.data.tokenizer import GPT2BPETokenizer
-from lmcore.data.tokenizer.bpe_files import byte_alphabet
-
-# Made by hand: "hello" is one token, " world" two, everything else bytes.
-MERGES = ["h e", "l l", "he ll", "hell o", "Ġ w", "o r", "Ġw or", "l d"]
 
 
 @pytest.fixture
 def bpe_files(tmp_path: Path) -> tuple[Path, Path]:
     """A `vocab.json` of 265 tokens and its `merges.txt`."""
-    return _write_bpe_files(tmp_path)
-
-
-def _write_bpe_files(folder: Path) -> tuple[Path, Path]:
-    tokens = [*byte_alphabet(), *(rule.replace(" ", "") for rule in MERGES), "<|endoftext|>"]
-    vocab, merges = folder / "vocab.json", folder / "merges.txt"
-    vocab.write_text(json.dumps({token: i for i, token in enumerate(tokens)}), encoding="utf-8")
-    merges.write_text("\n".join(["#version: 0.2", *MERGES, ""]), encoding="utf-8")
-    return vocab, merges
+    return write_bpe_files(tmp_path)
 
 
 @pytest.fixture(scope="session")
 def hand_made(tmp_path_factory: pytest.TempPathFactory) -> GPT2BPETokenizer:
     """The tokenizer of `bpe_files`, once for all tests."""
-    return GPT2BPETokenizer(*map(str, _write_bpe_files(tmp_path_factory.mktemp("bpe"))))
+    return GPT2BPETokenizer(*map(str, write_bpe_files(tmp_path_factory.mktemp("bpe"))))
 
 
 @pytest.fixture(scope="session")

@@ -103,19 +103,6 @@ def test_flags_that_suit_one_file_of_several_are_taken(here):
     assert documents("out_text_document") == ["a", "b", "c"]
 
 
-def test_clean_refuses_flags_of_another_format(here, capsys):
-    """`lmcore data clean` reads as `prepare` does, and refuses alike, a size without use too."""
-    (here / "x.jsonl").write_text('{"text": "a"}\n')
-    clean = ["data", "clean", "length", "--input", "x.jsonl", "--output", "y.jsonl"]
-    assert main([*clean, "--min-characters", "1", "--document-per", "line", "--no-header"]) == 2
-    told = capsys.readouterr().err
-    assert "`--document-per line` cannot be combined" in told
-    assert "`--no-header` cannot be combined" in told
-    assert main([*clean, "--tokenizer-type", "ByteTokenizer", "--vocab-size", "5"]) == 2
-    assert "`--vocab-size 5` cannot be combined" in capsys.readouterr().err
-    assert not (here / "y.jsonl").exists()
-
-
 def test_long_document_is_bounded_by_the_flag(here, capsys):
     """A line over `--max-document-mib` stops the run, or is skipped and counted."""
     long = json.dumps({"text": "y" * (1 << 20)})

@@ -1,0 +1,1 @@
+"""Cleaning of corpora and training of tokenizers, a plugin of lmcore."""
