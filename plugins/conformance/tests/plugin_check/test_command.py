@@ -122,6 +122,32 @@ def test_an_extension_is_tried_on_the_cpu(install, check):
 
 
 @pytest.mark.parametrize(
+    "name, fault",
+    [
+        ("data guests", None),
+        ("data merge", "the command `data merge`, which is taken"),
+        ("train guests", "`train` is taken"),
+    ],
+)
+def test_a_command_in_a_group_of_the_core(install, check, name, fault):
+    """The core's groups are open, its commands are not; what is taken in a run is taken here."""
+    install(
+        INFO,
+        f"""
+        @hookimpl
+        def lmcore_add_commands(registry):
+            registry.add("{name}", "builtins:len", "List guests.")
+        """,
+    )
+    status, found = check("guest")
+    if fault is None:
+        assert lines(found, "ok")["lmcore_add_commands"] == [f"`{name}`"]
+    else:
+        assert status == 1
+        assert fault in lines(found, "failed")["lmcore_add_commands"][0]
+
+
+@pytest.mark.parametrize(
     "source, name, message",
     [
         ("import torch" + INFO, "import", "importing the plugin imports torch: "),
