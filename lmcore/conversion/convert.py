@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lmcore.conversion.formats import WriteOptions, read_state, write_state
-from lmcore.conversion.loading.tokenizer import NO_CHOICE, tokenizer_of
+from lmcore.conversion.loading.checkpoint_tokenizer import NO_CHOICE, tokenizer_of
 from lmcore.conversion.logits import compared_logits, reason_not_to_compare
 from lmcore.conversion.native.continuing import continue_flags, continue_notes, longer_flag
 from lmcore.conversion.native.read import LmcoreState

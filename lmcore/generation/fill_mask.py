@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from lmcore.base.errors import CheckpointError, ConfigError
-from lmcore.conversion.loading.tokenizer import NO_CHOICE
+from lmcore.conversion.loading.checkpoint_tokenizer import NO_CHOICE
 from lmcore.data.tokenizer import special_ids
 from lmcore.data.tokenizer.pretrained.special_text import special_encoder
 from lmcore.families.build import create_model, op_binding

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from lmcore.base.errors import ConfigError, counted
-from lmcore.generation.engine import Engine
+from lmcore.generation.continuous_batch import ContinuousBatch
 from lmcore.generation.next_token import extend
 from lmcore.generation.request import Continuation, Request
 from lmcore.generation.sampling.logits import new_generator
@@ -108,7 +108,7 @@ def generate_with_cache(
     execution: Execution = PLAIN,
     on_token: OnToken | None = None,
 ) -> list[Continuation]:
-    """Continue all requests together; see `Engine`.
+    """Continue all requests together; see `ContinuousBatch`.
 
     Args:
         model: Model in evaluation mode.
@@ -120,13 +120,13 @@ def generate_with_cache(
     Raises:
         RunError: The model's logits are not finite.
     """
-    engine = Engine(
+    batch = ContinuousBatch(
         model,
         vocab_size=vocab_size,
         max_requests=len(requests),
         execution=execution,
     )
-    made = [engine.add(request) for request in requests]
+    made = [batch.add(request) for request in requests]
     reported = [0] * len(made)
 
     def report(changed: Sequence[Continuation]) -> None:
@@ -138,7 +138,7 @@ def generate_with_cache(
                     on_token(number, token)
                 reported[number] = len(one.tokens)
 
-    engine.run(report)
+    batch.run(report)
     return made
 
 

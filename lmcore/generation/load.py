@@ -19,7 +19,7 @@ import torch
 from lmcore.base.errors import CheckpointError
 from lmcore.checkpoint import Manifest, load_checkpoint, num_bytes
 from lmcore.config.tokenizer import TokenizerSettings
-from lmcore.conversion.loading.tokenizer import NO_CHOICE, no_tokenizer, tokenizer_of
+from lmcore.conversion.loading.checkpoint_tokenizer import NO_CHOICE, no_tokenizer, tokenizer_of
 from lmcore.conversion.loading.weights import WeightReader
 from lmcore.conversion.native.manifest import WEIGHT_PREFIX, require_weights
 from lmcore.conversion.native.read import LmcoreState

@@ -76,7 +76,7 @@ class TokenProbability:
 
 @dataclass(eq=False)
 class Continuation:
-    """Generated tokens of a request; the engine changes it.
+    """Generated tokens of a request; `ContinuousBatch` adds to them.
 
     Attributes:
         request: The request.

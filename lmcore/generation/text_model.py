@@ -1,4 +1,4 @@
-"""`TextModel`: what the engine and beam search need of a model, in one process or several."""
+"""`TextModel`: what generation needs of a model, in one process or in several."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 from lmcore.base.errors import LmcoreError
 from lmcore.generation.beam import BeamSearch
-from lmcore.generation.engine import Engine
-from lmcore.generation.parallel.driver import ParallelModel, ProcessesError
+from lmcore.generation.continuous_batch import ContinuousBatch
+from lmcore.generation.parallel.driver import DividedModel, ProcessesError
 from lmcore.generation.request import Continuation, Request
 from lmcore.serving.work import BeamRequest, EndReason, Update, Work
 
@@ -178,7 +178,7 @@ class Service:
     def has_failed(self) -> bool:
         """True if no text can be generated any more, though nobody closed the service."""
         model = self._loaded.model
-        return self._failed or (isinstance(model, ParallelModel) and model.failed)
+        return self._failed or (isinstance(model, DividedModel) and model.failed)
 
     @property
     def seconds_without_step(self) -> float:
@@ -196,8 +196,8 @@ class Service:
             now = self._statistics
             return Statistics(now.prompt_tokens, now.generated_tokens, dict(now.ended))
 
-    def _new_engine(self) -> Engine:
-        return Engine(
+    def _new_engine(self) -> ContinuousBatch:
+        return ContinuousBatch(
             self._loaded.model,
             vocab_size=self._loaded.tokenizer.vocab_size,
             max_requests=self._max_running,

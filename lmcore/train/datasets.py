@@ -28,8 +28,8 @@ from lmcore.data.blend.sources import (
     open_sources,
 )
 from lmcore.data.blend.train_split import LONG_NAME
+from lmcore.data.indexed.dataset_tokenizer import dataset_tokenizer
 from lmcore.data.indexed.metadata import verify_files
-from lmcore.data.indexed.tokenizer import dataset_tokenizer
 from lmcore.data.prepare.named_text import NamedText, bundled_text, find_text, prepare_named_text
 from lmcore.data.task.dataset import prepare_task
 from lmcore.data.tokenizer import tokenizer_from

@@ -17,7 +17,7 @@ from lmcore.config.derived.layout import ParallelLayout
 from lmcore.config.section import AcceleratorSection, Config
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.generation.beam import beam_search
-from lmcore.generation.engine import Engine
+from lmcore.generation.continuous_batch import ContinuousBatch
 from lmcore.generation.generate import recompute
 from lmcore.generation.load import load_model
 from lmcore.generation.parallel.start import parallel_model
@@ -52,17 +52,17 @@ def opened(path: Path, runtime: Runtime, layout: ParallelLayout):
 
 
 def found(path: Path, runtime: Runtime, layout: ParallelLayout) -> dict[str, Any] | None:
-    """Return texts of the engine, of beam search and without a cache; None on other ranks."""
+    """Return texts of the batch, of beam search and without a cache; None on other ranks."""
     with opened(path, runtime, layout) as loaded:
         if loaded is None:
             return None
         model, size = loaded.model, loaded.tokenizer.vocab_size
-        engine = Engine(model, vocab_size=size, max_requests=3, execution=loaded.execution)
-        made = [engine.add(request) for request in REQUESTS]
+        batch = ContinuousBatch(model, vocab_size=size, max_requests=3, execution=loaded.execution)
+        made = [batch.add(request) for request in REQUESTS]
         while len(made[0].tokens) < 3:
-            engine.step()
-        engine.cancel(made[0])
-        engine.run()
+            batch.step()
+        batch.cancel(made[0])
+        batch.run()
         beams = beam_search(
             model, [1, 2], width=3, max_tokens=6, vocab_size=size, execution=loaded.execution
         )

@@ -122,8 +122,8 @@ def _given_tokenizer(section: InspectSection, argv: list[str], prefix: str) -> T
 
 def _recorded_tokenizer(argv: list[str], prefix: str) -> Tokenizer | None:
     """Return the tokenizer of the metadata; None without metadata."""
+    from lmcore.data.indexed.dataset_tokenizer import dataset_tokenizer
     from lmcore.data.indexed.metadata import read_metadata
-    from lmcore.data.indexed.tokenizer import dataset_tokenizer
     from lmcore.data.tokenizer.build import registered_types
 
     metadata = read_metadata(prefix)

@@ -50,7 +50,7 @@ def _sentence_piece(settings: TokenizerSettings) -> Tokenizer:
 
 
 def _pretrained(settings: TokenizerSettings) -> Tokenizer:
-    from lmcore.data.tokenizer.pretrained.tokenizer import PretrainedTokenizer
+    from lmcore.data.tokenizer.pretrained.pretrained_tokenizer import PretrainedTokenizer
 
     if settings.tokenizer_name_or_path is not None and settings.tokenizer_model is not None:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""`ParallelModel`: the model of several processes as the engine of rank 0 sees it.
+"""`DividedModel`: the model of several processes as rank 0 sees it.
 
 Its methods send a call to the other ranks and make it on this rank, too.  Changes of a
 cache wait for the next pass and travel with it.  A signal waits for the end of a pass: the ranks
@@ -26,7 +26,7 @@ from lmcore.generation.parallel.part import DTYPES, PartRunner
 if TYPE_CHECKING:
     from lmcore.model.shape import ModelShape
 
-__all__ = ["ParallelModel", "ProcessesError"]
+__all__ = ["DividedModel", "ProcessesError"]
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class ProcessesError(RunError):
     """End of a model in several processes, which no longer work together."""
 
 
-class ParallelModel:
+class DividedModel:
     """Model of several processes; see `TextModel`.
 
     Passes may be called by one thread at a time; `close` by any.

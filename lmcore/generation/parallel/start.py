@@ -17,7 +17,7 @@ from lmcore.config.derived.layout import ParallelLayout
 from lmcore.conversion.native.manifest import WEIGHT_PREFIX
 from lmcore.conversion.native.read import LmcoreState
 from lmcore.generation.load import LoadedModel, allocate, described_model, open_checkpoint
-from lmcore.generation.parallel.driver import ParallelModel
+from lmcore.generation.parallel.driver import DividedModel
 from lmcore.generation.parallel.messages import MessageChannel
 from lmcore.generation.parallel.part import PartRunner
 from lmcore.generation.text_model import Execution
@@ -97,7 +97,7 @@ def parallel_model(
         yield None
         return
     assert tokenizer is not None
-    driver = ParallelModel(
+    driver = DividedModel(
         runner,
         channel,
         whole,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from lmcore.base.errors import ConfigError, counted
 from lmcore.data.tokenizer.pretrained.chat_files import end_tokens
 from lmcore.generation.beam import beam_search
-from lmcore.generation.engine import Engine
+from lmcore.generation.continuous_batch import ContinuousBatch
 from lmcore.generation.generate import recompute, require_room, room
 from lmcore.generation.options import NUM_SEEDS
 from lmcore.generation.request import Continuation, Request
@@ -76,7 +76,7 @@ class _Asked:
 
 @dataclass
 class _Running:
-    """Sample that the engine works on.
+    """Sample that the batch works on.
 
     Attributes:
         asked: The sample.
@@ -195,7 +195,7 @@ class Sampler:
     def _continue(self, asked: Iterator[_Asked], made: _Made) -> None:
         """Generate several samples together, and write them in order."""
         size = self.settings.num_together
-        engine = Engine(
+        batch = ContinuousBatch(
             self.loaded.model,
             vocab_size=self.loaded.tokenizer.vocab_size,
             max_requests=size,
@@ -205,7 +205,7 @@ class Sampler:
 
         def add() -> None:
             while len(running) < 2 * size and (one := next(asked, None)) is not None:
-                running.append(_Running(one, engine.add(one.request)))
+                running.append(_Running(one, batch.add(one.request)))
 
         def write(_changed: Sequence[Continuation]) -> None:
             while running:
@@ -216,7 +216,7 @@ class Sampler:
             add()
 
         add()
-        engine.run(write)
+        batch.run(write)
 
     def _recompute(self, asked: Iterator[_Asked], made: _Made) -> None:
         """Generate one sample after another without a cache."""

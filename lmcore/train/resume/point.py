@@ -169,7 +169,7 @@ def unknown_tokenizer(
     """
     if resume is None or settings.change_tokenizer or "tokenizer" in resume.manifest.meta:
         return None
-    from lmcore.conversion.loading.tokenizer import no_tokenizer
+    from lmcore.conversion.loading.checkpoint_tokenizer import no_tokenizer
     from lmcore.conversion.native.manifest import recorded_type
 
     path = resume.checkpoint if resume.foreign else resume.checkpoint.parent.parent

@@ -20,7 +20,7 @@ from lmcore.conversion.huggingface import saved_config
 from lmcore.conversion.huggingface.read import HuggingFaceState
 from lmcore.conversion.huggingface.tokenizer_files import tokenizer_settings
 from lmcore.conversion.huggingface.write import write_huggingface
-from lmcore.conversion.loading.tokenizer import tokenizer_of
+from lmcore.conversion.loading.checkpoint_tokenizer import tokenizer_of
 from lmcore.conversion.megatron.rank_files.write import write_megatron
 from lmcore.conversion.megatron.run.saved_arguments import (
     read_model,

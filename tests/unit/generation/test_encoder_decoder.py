@@ -1,4 +1,4 @@
-"""The engine and beam search with a decoder that has an encoder: each text has its own source."""
+"""The batch and beam search with a decoder that has an encoder: each text has its own source."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lmcore.families.gpt.model import GPT
 from lmcore.generation.beam import beam_search
-from lmcore.generation.engine import Engine
+from lmcore.generation.continuous_batch import ContinuousBatch
 from lmcore.generation.request import Request
 from lmcore.generation.sampling.options import SamplingOptions
 from lmcore.generation.text_model import SourceCache
@@ -113,15 +113,15 @@ def greedy(source: Sequence[int], prompt: Sequence[int], count: int) -> list[int
 @pytest.mark.parametrize("together", [1, 3])
 def test_each_text_has_its_source(together: int) -> None:
     """Also when others end before it and it moves to another slot."""
-    engine = Engine(Decoder(), vocab_size=VOCABULARY, max_requests=together)
+    batch = ContinuousBatch(Decoder(), vocab_size=VOCABULARY, max_requests=together)
     cases = [
         ([number, 2, 9 - number], [0, *range(number % 3)], 3 + 2 * number) for number in range(6)
     ]
     made = [
-        engine.add(Request(prompt, count, SamplingOptions(greedy=True), source=source))
+        batch.add(Request(prompt, count, SamplingOptions(greedy=True), source=source))
         for source, prompt, count in cases
     ]
-    engine.run()
+    batch.run()
     for one, (source, prompt, count) in zip(made, cases, strict=True):
         assert one.tokens == greedy(source, prompt, count)
 
@@ -143,7 +143,7 @@ def test_a_model_without_an_encoder(model: GPT) -> None:
     """A source is refused: it would be ignored."""
     assert isinstance(Cache(), SourceCache)
     assert not isinstance(model.new_cache(torch.float32), SourceCache)
-    engine = Engine(model.eval(), vocab_size=257)
-    engine.add(Request([1], 2, source=[5]))
+    batch = ContinuousBatch(model.eval(), vocab_size=257)
+    batch.add(Request([1], 2, source=[5]))
     with pytest.raises(TypeError, match="the model has no encoder"):
-        engine.run()
+        batch.run()

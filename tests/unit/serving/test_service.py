@@ -17,7 +17,7 @@ from lmcore.base.errors import RunError
 from lmcore.generation.beam import BeamSearch, beam_search
 from lmcore.generation.generate import recompute
 from lmcore.generation.load import LoadedModel
-from lmcore.generation.parallel.driver import ParallelModel, ProcessesError
+from lmcore.generation.parallel.driver import DividedModel, ProcessesError
 from lmcore.generation.request import Request
 from lmcore.generation.sampling.options import SamplingOptions
 from lmcore.generation.text.completion import Completion
@@ -224,7 +224,7 @@ def test_a_step_that_hangs(loaded: LoadedModel) -> None:
 
 def test_processes_that_are_lost_between_texts(loaded: LoadedModel) -> None:
     """The service is not alive, though its thread waits for work."""
-    lost = Mock(spec=ParallelModel, failed=False)
+    lost = Mock(spec=DividedModel, failed=False)
     service = Service(Mock(model=lost, tokenizer=loaded.tokenizer, execution=loaded.execution))
     assert service.is_alive
     lost.failed = True

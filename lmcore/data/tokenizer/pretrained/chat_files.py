@@ -22,7 +22,7 @@ from lmcore.data.tokenizer.pretrained.files import (
     MAX_CONFIG_BYTES,
     TEMPLATE,
 )
-from lmcore.data.tokenizer.pretrained.tokenizer import PretrainedTokenizer
+from lmcore.data.tokenizer.pretrained.pretrained_tokenizer import PretrainedTokenizer
 
 __all__ = ["DEFAULT_TEMPLATE", "chat_templates", "end_tokens"]
 

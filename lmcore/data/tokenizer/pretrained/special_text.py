@@ -13,7 +13,7 @@ from lmcore.contract.tokenizer import Tokenizer
 from lmcore.data.tokenizer.byte import ByteTokenizer
 from lmcore.data.tokenizer.file_tokenizer import FileTokenizer, special_ids
 from lmcore.data.tokenizer.gpt2 import GPT2BPETokenizer
-from lmcore.data.tokenizer.pretrained.tokenizer import PretrainedTokenizer
+from lmcore.data.tokenizer.pretrained.pretrained_tokenizer import PretrainedTokenizer
 from lmcore.data.tokenizer.sentence_piece import Llama2Tokenizer
 
 __all__ = ["role_tokens", "special_encoder"]

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lmcore.generation.parallel.driver import ParallelModel, ProcessesError
+from lmcore.generation.parallel.driver import DividedModel, ProcessesError
 from lmcore.generation.parallel.messages import Call
 from lmcore.model.shape import ModelShape
 
@@ -51,10 +51,10 @@ class Runner:
         return torch.zeros(3, 10) if hidden_NH is not None else torch.zeros(1, 2, 4)
 
 
-def made(channel: Channel, runner: Runner, *, idle: float = 100.0) -> ParallelModel:
+def made(channel: Channel, runner: Runner, *, idle: float = 100.0) -> DividedModel:
     """Return a model."""
     given: Any = (runner, channel)
-    return ParallelModel(*given, SHAPE, weight_dtype=torch.float32, idle_seconds=idle)
+    return DividedModel(*given, SHAPE, weight_dtype=torch.float32, idle_seconds=idle)
 
 
 @pytest.fixture
@@ -64,14 +64,14 @@ def channel() -> Channel:
 
 
 @pytest.fixture
-def model(channel: Channel) -> Iterator[ParallelModel]:
+def model(channel: Channel) -> Iterator[DividedModel]:
     """A model, closed at the end."""
     one = made(channel, Runner())
     yield one
     one.close()
 
 
-def test_changes_travel_with_the_next_pass(model: ParallelModel, channel: Channel) -> None:
+def test_changes_travel_with_the_next_pass(model: DividedModel, channel: Channel) -> None:
     """Nothing is sent for a cache alone; a dropped cache is dropped everywhere."""
     cache = model.new_cache(torch.bfloat16)
     cache.reserve(2, 8)

@@ -14,7 +14,7 @@ from lmcore.contract import OP_SPECS, OpTable
 from lmcore.families.gpt.model import GPT
 from lmcore.families.layers.projection import Embedding, Linear
 from lmcore.families.op_binding import OpBinding
-from lmcore.generation.engine import Engine
+from lmcore.generation.continuous_batch import ContinuousBatch
 from lmcore.generation.request import Continuation, Request
 from lmcore.generation.sampling.options import SamplingOptions
 from lmcore.generation.text_model import Execution
@@ -47,9 +47,9 @@ def runtime(request: pytest.FixtureRequest) -> Iterator[Runtime]:
 
 def run(model: GPT, execution: Execution) -> list[Continuation]:
     """Continue all requests."""
-    engine = Engine(model, vocab_size=257, execution=execution)
-    made = [engine.add(request) for request in REQUESTS]
-    engine.run()
+    batch = ContinuousBatch(model, vocab_size=257, execution=execution)
+    made = [batch.add(request) for request in REQUESTS]
+    batch.run()
     return made
 
 

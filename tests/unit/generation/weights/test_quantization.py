@@ -21,7 +21,7 @@ from lmcore.contract import OP_SPECS, ConstantProjection, OpTable, QuantizedWeig
 from lmcore.families.gpt.model import GPT
 from lmcore.families.layers.projection import Linear
 from lmcore.families.op_binding import OpBinding
-from lmcore.generation.engine import Engine
+from lmcore.generation.continuous_batch import ContinuousBatch
 from lmcore.generation.options import QUANTIZATIONS, precision_of
 from lmcore.generation.request import Continuation, Request
 from lmcore.generation.sampling.options import SamplingOptions
@@ -78,9 +78,9 @@ def runtime(request: pytest.FixtureRequest) -> Iterator[Runtime]:
 
 def run(model: GPT, execution: Execution, requests: list[Request] = REQUESTS) -> list[Continuation]:
     """Continue requests together."""
-    engine = Engine(model, vocab_size=257, execution=execution)
-    made = [engine.add(request) for request in requests]
-    engine.run()
+    batch = ContinuousBatch(model, vocab_size=257, execution=execution)
+    made = [batch.add(request) for request in requests]
+    batch.run()
     return made
 
 

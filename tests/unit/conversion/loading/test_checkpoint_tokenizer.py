@@ -14,8 +14,8 @@ from lmcore.checkpoint import read_manifest
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.conversion.convert import convert
 from lmcore.conversion.formats import read_state
+from lmcore.conversion.loading.checkpoint_tokenizer import NO_CHOICE, tokenizer_of
 from lmcore.conversion.loading.foreign_model import describe_foreign
-from lmcore.conversion.loading.tokenizer import NO_CHOICE, tokenizer_of
 from lmcore.conversion.megatron.rank_files.write import write_megatron
 from lmcore.conversion.native.read import LmcoreState
 from lmcore.data.tokenizer import ByteTokenizer, GPT2BPETokenizer, NullTokenizer

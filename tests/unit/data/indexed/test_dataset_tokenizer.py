@@ -11,8 +11,8 @@ import tokenizers
 from tokenizers import models, pre_tokenizers
 
 from lmcore.base.errors import ConfigError
+from lmcore.data.indexed.dataset_tokenizer import dataset_tokenizer
 from lmcore.data.indexed.metadata import read_metadata
-from lmcore.data.indexed.tokenizer import dataset_tokenizer
 from lmcore.data.prepare.run import PrepareRequest, prepare
 from lmcore.data.tokenizer import ByteTokenizer, Tokenizer, build_tokenizer
 

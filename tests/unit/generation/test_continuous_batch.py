@@ -14,8 +14,8 @@ from lmcore.contract import OP_SPECS, OpTable
 from lmcore.families.gpt.model import GPT
 from lmcore.families.layers.cache import SlotCache
 from lmcore.families.op_binding import OpBinding
-from lmcore.generation import engine as engine_module
-from lmcore.generation.engine import Engine
+from lmcore.generation import continuous_batch as module
+from lmcore.generation.continuous_batch import ContinuousBatch
 from lmcore.generation.generate import recompute
 from lmcore.generation.request import Continuation, Request
 from lmcore.generation.sampling.options import SamplingOptions
@@ -42,9 +42,9 @@ def ops() -> OpBinding:
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts of the tests need several chunks."""
-    monkeypatch.setattr(engine_module, "_PREFILL_TOKENS", 12)
-    monkeypatch.setattr(engine_module, "_SHARED_PREFILL_TOKENS", 5)
-    monkeypatch.setattr(engine_module, "_LOGIT_ROWS", 3)
+    monkeypatch.setattr(module, "_PREFILL_TOKENS", 12)
+    monkeypatch.setattr(module, "_SHARED_PREFILL_TOKENS", 5)
+    monkeypatch.setattr(module, "_LOGIT_ROWS", 3)
 
 
 @pytest.fixture
@@ -53,9 +53,9 @@ def model(model: GPT) -> GPT:
     return model.double().eval()
 
 
-def new_engine(model: GPT, **changes: int) -> Engine:
-    """Make an engine for few requests at a time."""
-    return Engine(model, vocab_size=VOCABULARY, **({"max_requests": 4} | changes))
+def new_batch(model: GPT, **changes: int) -> ContinuousBatch:
+    """Make an batch for few requests at a time."""
+    return ContinuousBatch(model, vocab_size=VOCABULARY, **({"max_requests": 4} | changes))
 
 
 def new_requests(count: int, seed: int = 0) -> list[Request]:
@@ -85,20 +85,20 @@ def same(found: Continuation, expected: Continuation) -> None:
         assert own.logprob == pytest.approx(other.logprob, abs=1e-5)
 
 
-def finish(engine: Engine) -> None:
+def finish(batch: ContinuousBatch) -> None:
     """Step until nothing is left."""
-    while engine.num_running or engine.num_waiting:
-        engine.step()
-    assert engine.step() == []
+    while batch.num_running or batch.num_waiting:
+        batch.step()
+    assert batch.step() == []
 
 
 @pytest.mark.parametrize("max_requests", [1, 3, 16])
 def test_all_at_once(model: GPT, max_requests: int) -> None:
     """More requests than slots, of different lengths and options, equal recomputation."""
     asked = new_requests(20)
-    engine = new_engine(model, max_requests=max_requests)
-    made = [engine.add(one) for one in asked]
-    finish(engine)
+    batch = new_batch(model, max_requests=max_requests)
+    made = [batch.add(one) for one in asked]
+    finish(batch)
     for found, expected in zip(made, recompute(model, asked, VOCABULARY), strict=True):
         same(found, expected)
     assert len({one.finish_reason for one in made}) == 2
@@ -107,13 +107,13 @@ def test_all_at_once(model: GPT, max_requests: int) -> None:
 def test_joining_in_between(model: GPT) -> None:
     """Requests that come while others run change nothing."""
     asked = new_requests(12, seed=3)
-    engine = new_engine(model)
+    batch = new_batch(model)
     made = []
     for one in asked:
-        made.append(engine.add(one))
+        made.append(batch.add(one))
         for _ in range(3):
-            engine.step()
-    finish(engine)
+            batch.step()
+    finish(batch)
     for found, expected in zip(made, recompute(model, asked, VOCABULARY), strict=True):
         same(found, expected)
 
@@ -121,11 +121,11 @@ def test_joining_in_between(model: GPT) -> None:
 def test_probabilities_of_a_prompt(model: GPT) -> None:
     """Every token of a prompt but the first has the probability of a whole pass."""
     prompt = [7, 3, 200, 50, 50, 9, 1, 0, 33, 12, 99, 4, 61, 250]
-    engine = new_engine(model)
-    engine.add(Request([1, 2], 20, GREEDY))
-    engine.step()
-    made = [engine.add(Request(prompt, count, GREEDY, prompt_logprobs=True)) for count in (0, 1)]
-    finish(engine)
+    batch = new_batch(model)
+    batch.add(Request([1, 2], 20, GREEDY))
+    batch.step()
+    made = [batch.add(Request(prompt, count, GREEDY, prompt_logprobs=True)) for count in (0, 1)]
+    finish(batch)
     with torch.no_grad():
         logits = model.logits(model(torch.tensor([prompt])))[0, :, :VOCABULARY]
     expected = logits.log_softmax(-1)[range(13), prompt[1:]].tolist()
@@ -139,15 +139,15 @@ def test_probabilities_of_a_prompt(model: GPT) -> None:
 def test_cancelled(model: GPT, when: int) -> None:
     """A cancelled request gets no further token, and its slot serves the next one."""
     asked = new_requests(8, seed=5)
-    engine = new_engine(model, max_requests=2)
-    made = [engine.add(one) for one in asked]
+    batch = new_batch(model, max_requests=2)
+    made = [batch.add(one) for one in asked]
     for _ in range(when):
-        engine.step()
+        batch.step()
     gone = [one for one in (made[0], made[1], made[5]) if not one.ended]
     before = [list(one.tokens) for one in gone]
     for one in gone:
-        engine.cancel(one)
-    finish(engine)
+        batch.cancel(one)
+    finish(batch)
     assert [one.tokens for one in gone] == before
     assert {one.finish_reason for one in gone} == {"cancelled"}
     whole = recompute(model, asked, VOCABULARY)
@@ -174,9 +174,9 @@ def test_numbers_that_are_not_finite_end_one_request(model: GPT) -> None:
         Request([1], 6, GREEDY),
     ]
     mend = break_for(model, 250)
-    engine = new_engine(model, max_requests=2)
-    made = [engine.add(one) for one in asked]
-    finish(engine)
+    batch = new_batch(model, max_requests=2)
+    made = [batch.add(one) for one in asked]
+    finish(batch)
     mend()
     assert isinstance(made.pop(1).error, RunError)
     del asked[1]
@@ -188,9 +188,9 @@ def test_the_numbers_of_a_failed_request_do_not_stay(model: GPT) -> None:
     """A shorter request that moves into its slot has no part of them, nor has the next one."""
     asked = [Request([7] * 8, 9, GREEDY), Request([250] * 11, 9, GREEDY), Request([5], 9, GREEDY)]
     repair = break_for(model, 250)
-    engine = new_engine(model, max_requests=3)
-    made = [engine.add(one) for one in asked]
-    finish(engine)
+    batch = new_batch(model, max_requests=3)
+    made = [batch.add(one) for one in asked]
+    finish(batch)
     repair()
     assert isinstance(made.pop(1).error, RunError)
     del asked[1]
@@ -201,14 +201,14 @@ def test_the_numbers_of_a_failed_request_do_not_stay(model: GPT) -> None:
 def test_a_cancelled_prompt_leaves_no_numbers(model: GPT) -> None:
     """A request whose first chunk was not finite is cancelled before its first token."""
     repair = break_for(model, 250)
-    engine = new_engine(model, max_requests=2)
-    first = engine.add(Request([5, 6], 12, GREEDY))
-    engine.step()
-    broken = engine.add(Request([250] * 9, 2, GREEDY))
-    engine.step()  # a chunk of 5
-    engine.cancel(broken)
-    last = engine.add(Request([8], 9, GREEDY))
-    finish(engine)
+    batch = new_batch(model, max_requests=2)
+    first = batch.add(Request([5, 6], 12, GREEDY))
+    batch.step()
+    broken = batch.add(Request([250] * 9, 2, GREEDY))
+    batch.step()  # a chunk of 5
+    batch.cancel(broken)
+    last = batch.add(Request([8], 9, GREEDY))
+    finish(batch)
     repair()
     asked = [first.request, last.request]
     for found, expected in zip([first, last], recompute(model, asked, VOCABULARY), strict=True):
@@ -217,13 +217,13 @@ def test_a_cancelled_prompt_leaves_no_numbers(model: GPT) -> None:
 
 def test_the_oldest_prompt_is_taken_first(model: GPT) -> None:
     """A long prompt begins although shorter ones keep coming."""
-    engine = new_engine(model, max_requests=3)
-    engine.add(Request([1, 2], 30, GREEDY))
-    engine.step()
-    long = engine.add(Request([3] * 20, 2, GREEDY))
+    batch = new_batch(model, max_requests=3)
+    batch.add(Request([1, 2], 30, GREEDY))
+    batch.step()
+    long = batch.add(Request([3] * 20, 2, GREEDY))
     for number in range(8):
-        engine.add(Request([4, number], 1, GREEDY))
-        engine.step()
+        batch.add(Request([4, number], 1, GREEDY))
+        batch.step()
     assert long.finish_reason == "length"
 
 
@@ -231,10 +231,10 @@ def test_prompts_of_about_a_length_are_taken_together(model: GPT) -> None:
     """The oldest one and its nearest in length, with little padding."""
     widths = []
     model.register_forward_pre_hook(lambda _, args: widths.append(tuple(args[0].shape)))
-    engine = new_engine(model)
+    batch = new_batch(model)
     for length in (3, 1, 12, 4):
-        engine.add(Request([1] * length, 1, GREEDY))
-    finish(engine)
+        batch.add(Request([1] * length, 1, GREEDY))
+    finish(batch)
     assert widths == [(2, 4), (1, 1), (1, 12)]
 
 
@@ -259,13 +259,13 @@ def test_a_request_without_memory_ends_alone(
     asked = [Request([5], 9, GREEDY), Request([6], 25, GREEDY), Request([7, 8], 5, GREEDY)]
     if first:
         asked[:2] = asked[1::-1]
-    engine = new_engine(model)
-    made = [engine.add(one) for one in asked[:1]]
-    engine.step()
-    made += [engine.add(one) for one in asked[1:]]
-    finish(engine)
-    made.append(engine.add(asked[0 if not first else 1]))
-    finish(engine)
+    batch = new_batch(model)
+    made = [batch.add(one) for one in asked[:1]]
+    batch.step()
+    made += [batch.add(one) for one in asked[1:]]
+    finish(batch)
+    made.append(batch.add(asked[0 if not first else 1]))
+    finish(batch)
     failed = made.pop(0 if first else 1)
     assert "not enough memory" in str(failed.error)
     requests = [one.request for one in made]
@@ -280,12 +280,12 @@ def test_a_prompt_that_fails_ends_alone(model: GPT) -> None:
         if (args[0] == 250).any():
             raise RuntimeError("not enough memory")
 
-    engine = new_engine(model)
+    batch = new_batch(model)
     hook = model.register_forward_pre_hook(refuse)
-    made = [engine.add(Request([5, 6], 9, GREEDY))]
-    engine.step()
-    made += [engine.add(Request([250], 9, GREEDY)), engine.add(Request([7] * 9, 3, GREEDY))]
-    finish(engine)
+    made = [batch.add(Request([5, 6], 9, GREEDY))]
+    batch.step()
+    made += [batch.add(Request([250], 9, GREEDY)), batch.add(Request([7] * 9, 3, GREEDY))]
+    finish(batch)
     hook.remove()
     assert str(made.pop(1).error) == "not enough memory"
     requests = [one.request for one in made]
@@ -295,18 +295,18 @@ def test_a_prompt_that_fails_ends_alone(model: GPT) -> None:
 
 def test_the_cache_is_as_large_as_needed(model: GPT) -> None:
     """It grows while requests run, and is released when none is left."""
-    engine = new_engine(model, max_requests=3)
-    engine.add(Request([1, 2, 3], 4, GREEDY))
-    engine.step()
-    cache = engine._cache
+    batch = new_batch(model, max_requests=3)
+    batch.add(Request([1, 2, 3], 4, GREEDY))
+    batch.step()
+    cache = batch._cache
     assert cache is not None
     assert (cache.num_slots, cache.capacity) == (1, 6)
-    engine.add(Request([1] * 8, 2, GREEDY))
-    engine.step()
+    batch.add(Request([1] * 8, 2, GREEDY))
+    batch.step()
     assert (cache.num_slots, cache.capacity) == (2, 12)
-    finish(engine)
-    engine.add(Request([1], 2, GREEDY))
-    engine.step()
+    finish(batch)
+    batch.add(Request([1], 2, GREEDY))
+    batch.step()
     assert (cache.num_slots, cache.capacity) == (1, 2)
 
 
@@ -314,13 +314,13 @@ def test_prompts_are_taken_in_chunks(model: GPT) -> None:
     """A long prompt does not hold up the tokens of others for longer than a chunk."""
     widths = []
     model.register_forward_pre_hook(lambda _, args: widths.append(tuple(args[0].shape)))
-    engine = new_engine(model)
-    first = engine.add(Request([1, 2], 9, GREEDY))
-    engine.step()
-    engine.add(Request([3] * 13, 2, GREEDY))
+    batch = new_batch(model)
+    first = batch.add(Request([1, 2], 9, GREEDY))
+    batch.step()
+    batch.add(Request([3] * 13, 2, GREEDY))
     lengths = []
     for _ in range(3):
-        engine.step()
+        batch.step()
         lengths.append(len(first.tokens))
     assert widths == [(1, 2), (1, 1), (1, 5), (2, 1), (1, 5), (2, 1), (1, 3)]
     assert lengths == [2, 3, 4]
@@ -328,14 +328,14 @@ def test_prompts_are_taken_in_chunks(model: GPT) -> None:
 
 def test_each_token_is_reported_before_the_next_is_computed(model: GPT) -> None:
     """A step adds one token to a request, the first one too: nobody waits for two passes."""
-    engine = new_engine(model)
-    made = [engine.add(Request([1, 2, 3], 3, GREEDY))]
+    batch = new_batch(model)
+    made = [batch.add(Request([1, 2, 3], 3, GREEDY))]
     lengths = []
     for _ in range(4):
-        engine.step()
+        batch.step()
         lengths.append([len(one.tokens) for one in made])
         if len(made) == 1:
-            made.append(engine.add(Request([4, 5], 2, GREEDY)))
+            made.append(batch.add(Request([4, 5], 2, GREEDY)))
     assert lengths == [[1], [2, 1], [3, 2], [3, 2]]
 
 
@@ -371,9 +371,9 @@ def test_a_rule_that_fails_ends_one_request(model: GPT, method: str) -> None:
     ends = break_end if method == "ends" else None
     good = Request([5, 6], 6, GREEDY)
     bad = Request([7, 8], 6, GREEDY, constraint=rule, ends=ends)
-    engine = new_engine(model, max_requests=2)
-    broken, *made = [engine.add(one) for one in (bad, good, good)]
-    finish(engine)
+    batch = new_batch(model, max_requests=2)
+    broken, *made = [batch.add(one) for one in (bad, good, good)]
+    finish(batch)
     assert str(broken.error) == "broken"
     (expected,) = recompute(model, [good], VOCABULARY)
     for found in made:
@@ -382,15 +382,15 @@ def test_a_rule_that_fails_ends_one_request(model: GPT, method: str) -> None:
 
 def test_a_cancelled_request_waits_no_longer(model: GPT) -> None:
     """A queue that is bounded has its place free at once."""
-    engine = new_engine(model, max_requests=1)
-    made = [engine.add(Request([1], 5, GREEDY)) for _ in range(3)]
-    engine.step()
-    engine.cancel(made[1])
-    assert engine.num_waiting == 1
+    batch = new_batch(model, max_requests=1)
+    made = [batch.add(Request([1], 5, GREEDY)) for _ in range(3)]
+    batch.step()
+    batch.cancel(made[1])
+    assert batch.num_waiting == 1
 
 
 def test_a_request_for_nothing(model: GPT) -> None:
     """No tokens need no pass."""
-    engine = new_engine(model)
-    assert engine.add(Request([1], 0)).finish_reason == "length"
-    assert engine.step() == []
+    batch = new_batch(model)
+    assert batch.add(Request([1], 0)).finish_reason == "length"
+    assert batch.step() == []

@@ -1,4 +1,4 @@
-"""`Engine`: continues many requests together, each in its own time (continuous batching).
+"""`ContinuousBatch`: continues many requests together, each in its own time (continuous batching).
 
 A step generates one token of every running request (decode), then takes the prompts of new
 requests in chunks and generates their first token (prefill).  Requests join and leave between
@@ -25,7 +25,7 @@ from lmcore.generation.text_model import PLAIN, Execution, compute_dtype, set_so
 if TYPE_CHECKING:
     from lmcore.generation.text_model import TextCache, TextModel
 
-__all__ = ["Engine"]
+__all__ = ["ContinuousBatch"]
 
 _PREFILL_TOKENS = 2048
 """Tokens of a prefill pass while no request waits for its next token."""
@@ -59,7 +59,7 @@ def _needed(request: Request) -> int:
     return len(request.prompt) + max(request.max_tokens - 1, 0)
 
 
-class Engine:
+class ContinuousBatch:
     """Continuation of requests by one model.
 
     Not thread-safe: one thread calls all methods.
