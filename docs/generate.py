@@ -2,8 +2,9 @@
 
 `python docs/generate.py` writes docs/reference/{options,presets,megatron-flags,commands}.md,
 docs/reference/{records,torch-functions}.md, tests/golden/flags.txt and the snapshot of the plugin
-contract; a test fails where a file and the code differ.  Of the plugins only the CPU's and the
-authors' kit are described, whatever else is installed; the kit has to be importable.
+contract; a test fails where a file and the code differ.  Of the plugins only the CPU's, the
+applications and the authors' kit are described, whatever else is installed; the kit has to be
+importable.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import dataclasses
 import inspect
 import io
 import os
+import sys
 import textwrap
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -47,12 +49,12 @@ from lmcore.model.shape import ModelPart
 from lmcore.model.vocabulary import pad_vocab_size
 from lmcore.plugin import ALLOW_LIST, discover
 from lmcore.plugin.registrations import plugin_sections
-from lmcore_conformance import plugin as kit
 from lmcore_conformance.contract.snapshot import renewed_contract
 from lmcore_conformance.contract.torch_needs import TORCH_NEEDS
-from lmcore_data_tools import plugin as data_tools
 
 ROOT = Path(__file__).resolve().parents[1]
+APPLICATIONS = ("plugins/data-tools/src", "plugins/serve/src")
+sys.path += [str(ROOT / folder) for folder in APPLICATIONS]  # where they are not installed
 CONTRACTS = "plugins/conformance/src/lmcore_conformance/contract/versions"
 _NOTE = "<!-- Made by `python docs/generate.py`; do not edit. -->"
 
@@ -133,7 +135,12 @@ The tables leave out torch's operators (`aten::...`) on tensors of the device, w
 
 _ABILITIES = "Needed by devices that have all the attributes of the first column."
 
-# Commands of commands, whose help is shown as well.
+_ADDING = {
+    "lmcore-data-tools": "lmcore_data_tools.plugin",
+    "lmcore-serve": "lmcore_serve.plugin",
+    "lmcore-conformance": "lmcore_conformance.plugin",
+}
+"""Module of the plugin of each package whose commands are described."""
 
 
 def options_page() -> str:
@@ -246,9 +253,9 @@ def commands_page() -> str:
             line = command.name.split()
             parts.append(f"## `lmcore {command.name}`")
             parts.append(f"```\n{_help_text([*line, '--help'])}\n```")
-    for package, plugin in (("lmcore-data-tools", data_tools), ("lmcore-conformance", kit)):
+    for package, plugin in _ADDING.items():
         registry = CommandRegistry(package)
-        plugin.lmcore_add_commands(registry)
+        load_target(f"{plugin}:lmcore_add_commands")(registry)
         for command in registry.found.values():
             text = _printed(load_target(command.load), ["--help"])
             parts.append(f"## `lmcore {command.name}`\n\nFrom the package `{package}`.")

@@ -3,8 +3,8 @@
     python docs/take_pictures.py [RUN]
 
 Without a run with checkpoints after 300 and 1500 steps it trains one, of the bundled text, in a few
-minutes.  It needs playwright and Debian's package `chromium`; the seeds are fixed, so that a change
-of the page is all that changes a picture.
+minutes.  It needs lmcore-serve, playwright and Debian's package `chromium`; the seeds are fixed, so
+that a change of the page is all that changes a picture.
 """
 
 from __future__ import annotations

@@ -23,12 +23,14 @@ COMMANDS: Mapping[str, tuple[Command, ...]] = {
         Command(
             "serve",
             "Answer requests for text over HTTP, with a page to try a model.",
-            "lmcore.cli.serve:run",
+            package="lmcore-serve",
+            extra="serve",
         ),
         Command(
             "ask",
             "Ask a server of `lmcore serve`, or of Megatron-LM, for text.",
-            "lmcore.cli.ask:run",
+            package="lmcore-serve",
+            extra="serve",
         ),
         Command(
             "checkpoint",

@@ -1,7 +1,7 @@
 """`KnownPlugin`: what a package brings that is no part of lmcore, for errors where it is absent.
 
-The core names such a package here alone.  The records of what it brings are in the package, which
-adds them by its hooks.
+The core names such a package here alone, and a package with commands in `lmcore.cli.commands`.  The
+records of what it brings are in the package, which adds them by its hooks.
 """
 
 from __future__ import annotations
@@ -12,7 +12,10 @@ from pathlib import Path
 
 from lmcore.base.errors import CheckpointArgumentError, MissingPackageError
 
-__all__ = ["KNOWN_PLUGINS", "KnownPlugin"]
+__all__ = ["APPLICATIONS", "KNOWN_PLUGINS", "KnownPlugin"]
+
+APPLICATIONS = ("data", "serve")
+"""Extras of lmcore that install packages with commands; the records of these have both names."""
 
 _FROM = "with the index or folder that lmcore came from"
 """Part of hints: what a public index has under a name need not be ours."""

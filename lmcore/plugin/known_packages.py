@@ -14,14 +14,14 @@ def device_packages() -> dict[str, str]:
     """Return the package that brings each device which an extra of lmcore is named after.
 
     Such an extra requires `lmcore-NAME`, NAME being its own.  Run from its sources, lmcore has no
-    metadata and returns no plugins.  The extras that bring training engines are not among them.
+    metadata and returns no plugins.  Extras that bring engines or commands are left out.
     """
     from packaging.requirements import Requirement  # its parser is slow to load
     from packaging.utils import canonicalize_name
 
-    from lmcore.model.known_plugins import KNOWN_PLUGINS
+    from lmcore.model.known_plugins import APPLICATIONS, KNOWN_PLUGINS
 
-    engines = {one.extra for one in KNOWN_PLUGINS}
+    others = {*APPLICATIONS, *(one.extra for one in KNOWN_PLUGINS)}
     try:
         requires = importlib.metadata.requires("lmcore") or []
         extras = importlib.metadata.metadata("lmcore").get_all("Provides-Extra") or []
@@ -31,7 +31,7 @@ def device_packages() -> dict[str, str]:
     return {
         extra: one.name
         for extra in extras
-        if extra not in engines
+        if extra not in others
         for one in wanted
         if canonicalize_name(one.name) == f"lmcore-{canonicalize_name(extra)}"
         and one.marker is not None

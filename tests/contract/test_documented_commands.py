@@ -75,7 +75,7 @@ def subcommands_of(command: str) -> set[str]:
 
 @pytest.fixture(scope="module", autouse=True)
 def plugins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Of the plugins the CPU's is there, the authors' kit, and the example of some pages."""
+    """Of the plugins the CPU's, the applications, the authors' kit and the examples are there."""
     site = tmp_path_factory.mktemp("site")
     sources = []
     for name, package, folder in (
@@ -83,6 +83,7 @@ def plugins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         ("window", "lmcore_example_family", "examples/plugin_family"),
         ("conformance", "lmcore_conformance", "plugins/conformance"),
         ("data-tools", "lmcore_data_tools", "plugins/data-tools"),
+        ("serve", "lmcore_serve", "plugins/serve"),
     ):
         record = site / f"{package}-1.0.dist-info"
         record.mkdir()
@@ -93,7 +94,7 @@ def plugins(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         sources.append(str(ROOT / folder / "src"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "path", [str(site), *sources, *sys.path])
-        patch.setenv("LMCORE_PLUGINS", "example,window,conformance,data-tools")
+        patch.setenv("LMCORE_PLUGINS", "example,window,conformance,data-tools,serve")
         yield
 
 

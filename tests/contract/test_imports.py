@@ -19,6 +19,7 @@ PLUGINS = {
     "lmcore_cuda": "plugins_cuda/src",
     "lmcore_data_tools": "plugins/data-tools/src",
     "lmcore_deepspeed": "plugins/deepspeed/src",
+    "lmcore_serve": "plugins/serve/src",
     "lmcore_sim": "plugins/sim/src",
     "lmcore_triton": "plugins/triton/src",
     "lmcore_xla": "plugins/xla/src",
@@ -26,7 +27,7 @@ PLUGINS = {
 }
 LAYERS = [
     ["cli"],
-    ["library", "serving", "train"],
+    ["library", "train"],
     ["evaluation", "generation"],
     ["conversion"],
     ["checkpoint"],
@@ -136,6 +137,10 @@ def test_empty_skeleton_passes(lint: Lint, skeleton: Path) -> None:
         ("lmcore_data_tools", "lmcore.train"),
         ("lmcore_data_tools", "lmcore_cpu"),
         ("lmcore_deepspeed", "lmcore_cpu"),
+        ("lmcore/generation", "lmcore_serve"),
+        ("lmcore_serve", "lmcore.train"),
+        ("lmcore_serve", "lmcore.families"),
+        ("lmcore_serve", "lmcore_deepspeed"),
         ("lmcore/families", "triton"),
         ("lmcore_cpu", "lmcore.runtime"),
         ("lmcore_cuda", "lmcore.families"),

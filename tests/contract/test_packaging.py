@@ -11,10 +11,13 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from lmcore.cli.commands import GROUPS, known_commands
+from lmcore.model.known_plugins import APPLICATIONS
+
 ROOT = Path(__file__).resolve().parents[2]
 DISTRIBUTIONS = (
     *(".", "plugins/conformance", "plugins/data-tools", "plugins/deepspeed"),
-    *("plugins/sim", "plugins/xla", "plugins_cuda", "plugins_xpu"),
+    *("plugins/serve", "plugins/sim", "plugins/xla", "plugins_cuda", "plugins_xpu"),
 )
 
 
@@ -69,6 +72,17 @@ def test_checkpoints_of_deepspeed_need_no_deepspeed() -> None:
     (engine,) = plugin["optional-dependencies"]["engine"]
     assert Requirement(engine).name == "deepspeed"
     assert core["optional-dependencies"]["deepspeed"] == ["lmcore-deepspeed[engine]"]
+
+
+def test_extras_bring_the_packages_of_commands() -> None:
+    """The extra in the hint for an absent command requires the package that adds it."""
+    inner = [one for group in GROUPS.values() for one in group]
+    named = {one.extra: one.package for one in (*known_commands().values(), *inner) if one.extra}
+    assert named["serve"] == "lmcore-serve"
+    assert set(named) == set(APPLICATIONS)
+    extras = project(".")["project"]["optional-dependencies"]
+    for extra, package in named.items():
+        assert package in {Requirement(text).name for text in extras[extra]}
 
 
 def test_no_group_fetches_a_distribution_of_ours() -> None:

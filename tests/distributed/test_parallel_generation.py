@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
-import queue
-import re
-import signal
 import subprocess
 import sys
 import threading
@@ -134,7 +130,6 @@ class Command:
             env=os.environ | {"OMP_NUM_THREADS": "1"},
         )
         self.lines: list[str] = []
-        self.ports: queue.Queue[int] = queue.Queue()
         self.reader = threading.Thread(target=self._read)
         self.reader.start()
 
@@ -151,10 +146,7 @@ class Command:
     def _read(self) -> None:
         assert self.process.stderr is not None
         with self.process.stderr:
-            for line in self.process.stderr:
-                self.lines.append(line)
-                if found := re.search(r"serving .* on http://127\.0\.0\.1:(\d+)", line):
-                    self.ports.put(int(found[1]))
+            self.lines.extend(self.process.stderr)
 
     def ended(self) -> tuple[int, str]:
         """Return the exit status and standard output."""
@@ -177,44 +169,6 @@ def test_generate(runs: dict[str, Path]) -> None:
             texts.append(text)
     assert texts[0] == texts[1]
     assert len(texts[0]) > len("Hello")
-
-
-def completion(port: int) -> tuple[int, Any]:
-    """Ask for a text; give the status and the reply."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    body = json.dumps({"prompt": "Hello", "max_tokens": 5, "temperature": 0})
-    connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
-    reply = connection.getresponse()
-    found = reply.status, json.loads(reply.read())
-    connection.close()
-    return found
-
-
-def test_serve(runs: dict[str, Path]) -> None:
-    """A server answers; a signal to the command ends all processes in order."""
-    with Command("serve", "--load", str(runs["llama"]), "--port", "0", *TWO) as command:
-        port = command.ports.get(timeout=60)
-        first, second = completion(port), completion(port)
-        assert first[0] == 200
-        assert first[1]["choices"] == second[1]["choices"]
-        command.process.send_signal(signal.SIGTERM)
-        assert command.ended()[0] == 0, command.lines
-
-
-@pytest.mark.full
-def test_a_lost_process_ends_the_server(runs: dict[str, Path]) -> None:
-    """A rank that was killed ends the command with an error."""
-    with Command("serve", "--load", str(runs["gpt"]), "--port", "0", *TWO) as command:
-        port = command.ports.get(timeout=60)
-        assert completion(port)[0] == 200
-        children = Path(f"/proc/{command.process.pid}/task/{command.process.pid}/children")
-        if not children.exists():
-            pytest.skip("the kernel does not list the children of a process")
-        # The children are in the order of their ranks.
-        os.kill(int(children.read_text().split()[-1]), signal.SIGKILL)
-        status, _ = command.ended()
-        assert status != 0
-        assert any("killed" in line.lower() or "SIGKILL" in line for line in command.lines)
 
 
 @pytest.mark.parametrize(

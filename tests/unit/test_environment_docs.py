@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/reference/environment.md"
 SOURCES = (
     *("lmcore", "native", "plugins/cpu", "plugins/data-tools", "plugins/deepspeed"),
-    *("plugins/xla", "plugins_cuda", "plugins_xpu"),
+    *("plugins/serve", "plugins/xla", "plugins_cuda", "plugins_xpu"),
 )
 """Code for users of lmcore; the kit for plugins' authors documents its own variables."""
 

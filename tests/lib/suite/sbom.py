@@ -25,7 +25,7 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 ROOT = Path(__file__).resolve().parents[3]
 OURS = (
     *("lmcore", "lmcore-conformance", "lmcore-cuda", "lmcore-data-tools", "lmcore-deepspeed"),
-    *("lmcore-xla", "lmcore-xpu"),
+    *("lmcore-serve", "lmcore-xla", "lmcore-xpu"),
 )
 TESTS = "test"
 """Extra that no user of lmcore installs."""

@@ -31,8 +31,8 @@ from typing import NoReturn
 ROOT = Path(__file__).resolve().parents[3]
 DIST = ROOT / "dist"
 PLUGINS = (
-    *("plugins/conformance", "plugins/data-tools", "plugins/deepspeed", "plugins/xla"),
-    *("plugins_cuda", "plugins_xpu"),
+    *("plugins/conformance", "plugins/data-tools", "plugins/deepspeed", "plugins/serve"),
+    *("plugins/xla", "plugins_cuda", "plugins_xpu"),
 )
 SOURCES = (
     *("CMakeLists.txt", "LICENSE", "README.md", "constraints.txt", "pyproject.toml"),
@@ -110,7 +110,7 @@ def copied(plugin: str, folder: Path) -> Path:
 
 
 def install(*others: str) -> None:
-    """Install lmcore with what it needs, the plugins of GPUs and the data tools here.
+    """Install lmcore with what it needs, the plugins of GPUs and the applications here.
 
     Args:
         others: Requirements such as `torch==2.8.0` that replace the pins of constraints.txt.
@@ -132,7 +132,9 @@ def install(*others: str) -> None:
         fail(first, installing.returncode)
     for command in rest:
         run(command)
-    own = wheels("lmcore", "lmcore_cuda", "lmcore_data_tools", "lmcore_xla", "lmcore_xpu")
+    own = wheels(
+        *("lmcore", "lmcore_cuda", "lmcore_data_tools", "lmcore_serve", "lmcore_xla", "lmcore_xpu")
+    )
     run([*pip, "--no-deps", "--force-reinstall", *own])
     run([sys.executable, "-m", "pip", "check"])  # that the list above was all that the wheels need
     stamp.write_text(wanted, encoding="utf-8")

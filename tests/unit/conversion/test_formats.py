@@ -66,7 +66,6 @@ def test_a_checkpoint_one_level_below(tmp_path: Path, capsys: pytest.CaptureFixt
     "command",
     [
         ("generate", "--load"),
-        ("serve", "--load"),
         ("train", "--load"),
         ("train", "--use-checkpoint-args", "--load"),
         ("train", "--ckpt-step", "3", "--load"),

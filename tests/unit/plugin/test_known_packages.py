@@ -20,6 +20,7 @@ NEEDS = [
     'lmcore-chip; extra == "chip"',
     'lmcore_Big.Iron>=1; extra == "big-iron"',
     'otherengine; extra == "otherengine"',
+    'lmcore-serve; extra == "serve"',
     'pytest>=9; extra == "test"',
 ]
 
@@ -27,14 +28,14 @@ NEEDS = [
 @pytest.fixture
 def extras(monkeypatch):
     """The metadata of an lmcore with two device plugins among its extras."""
-    names = ["chip", "big-iron", "otherengine", "test"]
+    names = ["chip", "big-iron", "otherengine", "serve", "test"]
     found = types.SimpleNamespace(get_all=lambda key: names)
     monkeypatch.setattr(importlib.metadata, "requires", lambda name: NEEDS)
     monkeypatch.setattr(importlib.metadata, "metadata", lambda name: found)
 
 
 def test_extras_that_are_devices(extras):
-    """An extra is a device's if it requires the plugin of the same name."""
+    """An extra is a device's if it requires the plugin of the same name; one of commands is not."""
     assert device_packages() == {"chip": "lmcore-chip", "big-iron": "lmcore_Big.Iron"}
 
 

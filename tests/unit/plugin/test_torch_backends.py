@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from broken_backend import HINT, WHAT, WHY, install_broken_backend
 from model_states import GPT2, RandomState
 
 from lmcore.conversion.native.write import write_lmcore
@@ -16,23 +17,11 @@ from lmcore.data.tokenizer import ByteTokenizer
 from lmcore.plugin.torch_backends import backend_error, installed_backends
 from lmcore.runtime.torch_import import broken_backend
 
-WHAT = "torch cannot load the backend `acme` of `acme-ext` 1.2"
-WHY = "ImportError: libacme.so.3 is missing"
-HINT = "set TORCH_DEVICE_BACKEND_AUTOLOAD=0 to use torch without such backends"
-
 
 @pytest.fixture
 def broken(tmp_path: Path) -> dict[str, str]:
     """Installs a package whose backend raises; returns the environment of a process with it."""
-    (tmp_path / "acme_ext.py").write_text(
-        "def autoload():\n    raise ImportError('libacme.so.3 is missing')\n", "utf-8"
-    )
-    info = tmp_path / "acme_ext-1.2.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-ext\nVersion: 1.2\n", "utf-8")
-    (info / "entry_points.txt").write_text("[torch.backends]\nacme = acme_ext:autoload\n", "utf-8")
-    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return {**os.environ, "PYTHONPATH": path}
+    return install_broken_backend(tmp_path)
 
 
 def lmcore(argv: str, env: dict[str, str], folder: Path) -> subprocess.CompletedProcess[str]:
@@ -54,7 +43,6 @@ def test_a_run(broken: dict[str, str], tmp_path: Path) -> None:
     "command",
     [
         "generate --device cpu --load run --prompt a --tokens 2",
-        "serve --device cpu --load run --port 0",
         "checkpoint convert run out --to huggingface",
     ],
 )

@@ -71,7 +71,7 @@ def test_names_of_the_contract_may_be_used(tmp_path, text):
     [
         ("import lmcore.train.loop", "lmcore.train.loop", None),
         ("from lmcore.runtime import launch", "lmcore.runtime.launch", None),
-        ("from lmcore import serving", "lmcore.serving", None),
+        ("from lmcore import train", "lmcore.train", None),
         ("def late():\n    from lmcore.plugin import discover", "lmcore.plugin.discover", None),
         (
             "if TYPE_CHECKING:\n    from lmcore.contract.probe import Check",

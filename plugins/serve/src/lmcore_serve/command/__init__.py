@@ -1,0 +1,1 @@
+"""The commands `lmcore serve` and `lmcore ask`."""
