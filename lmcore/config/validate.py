@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from lmcore.base.errors import ConfigError, LmcoreError
 from lmcore.config.derived.layout import ParallelLayout
 from lmcore.config.rules import Problems, Rule
-from lmcore.config.rules.checkpoint import CHECKPOINT_RULES
+from lmcore.config.rules.checkpoint import CHECKPOINT_RULES, PATH_RULES
 from lmcore.config.rules.data import DATA_RULES
 from lmcore.config.rules.engine import ENGINE_RULES
 from lmcore.config.rules.model import MODEL_RULES
@@ -20,7 +20,6 @@ from lmcore.config.rules.parallel import (
     layout_problems,
     world_size_problem,
 )
-from lmcore.config.rules.paths import PATH_RULES
 from lmcore.config.rules.profile import profile_problems
 from lmcore.config.rules.task import TASK_RULES
 from lmcore.config.rules.tokenizer import TOKENIZER_RULES

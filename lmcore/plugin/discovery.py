@@ -4,30 +4,78 @@ We load the entry points ourselves: pluggy's loader lets one bad plugin take all
 silently drops the second of two with one name.  Copies of this process go first
 (`lmcore.plugin.isolation.fork_trial`), so that a crash in native code or a hanging driver is a
 plugin's state like any other.  Loads no torch, and checks everything that a plugin returns.
+
+Environment variables of lmcore, so that a misspelt one is noticed.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
+import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from lmcore import hookspecs
-from lmcore.base.errors import ConfigError, suggestion
+from lmcore.base import log
+from lmcore.base.errors import ConfigError, nearest, suggestion
 from lmcore.contract.probe import Probe
 from lmcore.plugin.known_packages import GROUP
 from lmcore.plugin.load import distribution_of, load, probe_as_json, record_of
 from lmcore.plugin.record import CPU, PluginRecord, PluginSet, PluginState
 from lmcore.plugin.registrations import register_engines, register_families, register_formats
-from lmcore.plugin.variables import warn_unknown_variables
 
 if TYPE_CHECKING:
     from lmcore.plugin.isolation.fork_trial import Attempt, Trial
 
-__all__ = ["ALLOW_LIST", "GROUP", "OFF", "discover"]
+
+__all__ = [
+    "ALLOW_LIST",
+    "GROUP",
+    "OFF",
+    "VARIABLES",
+    "discover",
+    "warn_unknown_variables",
+]
+
+logger = logging.getLogger(__name__)
+
+_PREFIX = "LMCORE_"
+_OF_WORKERS = "LMCORE_SELECTION"
+VARIABLES = (
+    "LMCORE_DEVICE",
+    "LMCORE_LAUNCHED",
+    "LMCORE_PLUGINS",
+    "LMCORE_PLUGIN_OFF",
+    "LMCORE_SECRET",
+    "LMCORE_SECRET_FILE",
+    _OF_WORKERS,
+)
+"""Names of all variables of lmcore; a plugin's own begin with LMCORE_ and the plugin's name."""
+
+
+def warn_unknown_variables(env: Mapping[str, str], plugins: Iterable[str]) -> None:
+    """Log a warning for each variable with lmcore's prefix that neither lmcore nor a plugin reads.
+
+    Processes that lmcore starts do not repeat it.
+
+    Args:
+        env: Environment of the process.
+        plugins: Names of the installed plugins.
+    """
+    unknown = sorted(name for name in env if name.startswith(_PREFIX) and name not in VARIABLES)
+    if not unknown or _OF_WORKERS in env:
+        return
+    of_plugins = tuple(f"{_PREFIX}{name.upper().replace('-', '_')}_" for name in plugins)
+    for name in unknown:
+        if not name.startswith(of_plugins):
+            near = nearest(name, VARIABLES)
+            meant = f"; did you mean `{near}`?" if near else ""
+            text = "`%s` has no effect: lmcore has no such variable%s"
+            log.warn_once(logger, text, name, meant, all_ranks=True)
+
 
 ALLOW_LIST = "LMCORE_PLUGINS"
 """Environment variable: names of the plugins to load beside the CPU's, separated by commas."""

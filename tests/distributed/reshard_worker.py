@@ -29,7 +29,7 @@ from lmcore.base.errors import LmcoreError
 from lmcore.checkpoint import WritePlanner
 from lmcore.checkpoint.files import synced_file
 from lmcore.config.plan import RunPlan
-from lmcore.contract.transfer import host_copies
+from lmcore.contract.transfer import staging_buffers as host_copies
 from lmcore.data.loading.loader import BatchLoader
 from lmcore.parallel.random_states import named_random_states, seed_everything
 from lmcore.parallel.tensor_layout import box

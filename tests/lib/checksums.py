@@ -12,7 +12,7 @@ from megatron_models import GPT, trained
 from lmcore.base.errors import CheckpointError
 from lmcore.checkpoint import dcp_reader
 from lmcore.conversion.foreign_pickle import load as foreign_pickle
-from lmcore.conversion.loading.describe import describe
+from lmcore.conversion.loading.foreign_model import describe
 from lmcore.conversion.loading.weights import WeightReader
 from lmcore.conversion.tensors.content import content_of
 from lmcore.model.checkpoint_format import format_of

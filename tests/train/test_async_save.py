@@ -13,7 +13,7 @@ import torch
 
 from lmcore.base.errors import CheckpointError
 from lmcore.checkpoint import find_checkpoint, verify_checkpoint
-from lmcore.contract.transfer import host_copies
+from lmcore.contract.transfer import staging_buffers as host_copies
 from lmcore.optim.adamw import AdamW
 from lmcore.optim.optimizer import Optimizer
 from lmcore.train.resume import save as saving

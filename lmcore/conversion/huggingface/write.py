@@ -1,25 +1,36 @@
-"""Writing of a Hugging Face directory: `config.json`, safetensors files and tokenizer files."""
+"""Writing of a Hugging Face directory: `config.json`, safetensors files and tokenizer files.
+
+Safetensors files written tensor by tensor.
+
+The `safetensors` library writes a file from tensors that are all in memory; here their dtypes and
+shapes are known first, so that one at a time is enough.  A file is the length of its header (8
+bytes, little-endian), the header in JSON with the byte range of each tensor, and the tensors.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
+from torch import Tensor
 
-from lmcore.base.errors import counted
+from lmcore.base.errors import CheckpointError, counted
 from lmcore.base.threads import read_ahead
+from lmcore.checkpoint.files.synced_file import SyncedFile
+from lmcore.conversion.cast import cast
 from lmcore.conversion.huggingface.directory import CONFIG_NAME, INDEX_NAME, SINGLE_NAME
 from lmcore.conversion.huggingface.read import HuggingFaceState
 from lmcore.conversion.huggingface.recipes import recipes_of
-from lmcore.conversion.huggingface.safetensors_writer import SafetensorsWriter, shards
 from lmcore.conversion.huggingface.tokenizer_files import write_tokenizer
-from lmcore.conversion.huggingface.written_config import architecture_of, config_of
-from lmcore.model.family import vocabulary_parameters
+from lmcore.model.architecture import Architecture, architectures_for
+from lmcore.model.family import family_of, vocabulary_parameters
+from lmcore.model.shape import ModelShape
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,7 +39,149 @@ if TYPE_CHECKING:
     from lmcore.conversion.state import ModelState
     from lmcore.data.tokenizer import Tokenizer
 
-__all__ = ["write_huggingface"]
+
+__all__ = [
+    "SafetensorsWriter",
+    "architecture_of",
+    "config_of",
+    "model_type_of",
+    "shards",
+    "write_huggingface",
+]
+
+
+def architecture_of(shape: ModelShape) -> Architecture:
+    """Return the architecture of transformers that computes the same as a model of lmcore.
+
+    Raises:
+        CheckpointError: There is none.
+    """
+    different = {}
+    for kind in architectures_for(shape):
+        found = kind.differences(shape) if kind.differences is not None else []
+        if not found:
+            return kind
+        different[kind.model_type] = (", ".join(found), kind.hint)
+    what = "no supported architecture of transformers computes the same as this model"
+    if not different:
+        why = f"lmcore knows none for the family {family_of(shape).name}"
+        raise CheckpointError(what, why=why)
+    raise CheckpointError(
+        what,
+        why="\n".join(f"not `{name}`: it has {listed}" for name, (listed, _) in different.items()),
+        hint=next(hint for _, hint in different.values()),
+    )
+
+
+def model_type_of(shape: ModelShape) -> str:
+    """Return the `model_type` of `architecture_of`."""
+    return architecture_of(shape).model_type
+
+
+def config_of(shape: ModelShape, *, dtype: str, eos: int | None, bos: int | None) -> dict[str, Any]:
+    """Return the `config.json` of a model.
+
+    Args:
+        shape: Shape of the model, with as many rows of the embedding as are written.
+        dtype: Dtype of the weights.
+        eos: Token that ends a text; None: the tokenizer has none.
+        bos: Token that begins a text; None: the tokenizer has none.
+    """
+    kind = architecture_of(shape)
+    common = {
+        "architectures": [kind.class_name(shape)],
+        "model_type": kind.model_type,
+        "torch_dtype": dtype,
+        "vocab_size": shape.padded_vocab_size,
+        "initializer_range": shape.init_method_std,
+        "tie_word_embeddings": shape.tied,
+    }
+    if kind.generates:
+        common |= {"bos_token_id": bos, "eos_token_id": eos, "use_cache": True}
+    return common | kind.write(shape)
+
+
+_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+_ALIGNMENT = 8
+
+
+class SafetensorsWriter:
+    """One file, to which the tensors of its header are appended in order, synced at its end."""
+
+    def __init__(
+        self, path: Path, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype
+    ) -> None:
+        """Write the header.
+
+        Args:
+            path: Path of the new file.
+            shapes: Shape of each tensor, by name, in the order of `write`.
+            dtype: Dtype of all tensors.
+
+        Raises:
+            OSError: The file system refuses.
+        """
+        header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+        start = 0
+        for name, shape in shapes.items():
+            end = start + math.prod(shape) * dtype.itemsize
+            header[name] = {
+                "dtype": _NAMES[dtype],
+                "shape": list(shape),
+                "data_offsets": [start, end],
+            }
+            start = end
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % _ALIGNMENT)
+        self._left = list(shapes.items())
+        self._dtype = dtype
+        self._stream = SyncedFile(path)
+        self._stream.write(len(text).to_bytes(8, "little") + text)
+
+    def write(self, name: str, tensor: Tensor) -> None:
+        """Append the next tensor of the header, in the file's dtype.
+
+        Raises:
+            CheckpointError: Values would become infinite.
+            OSError: The file system refuses.
+        """
+        expected, shape = self._left.pop(0)
+        assert (name, tuple(tensor.shape)) == (expected, shape), f"`{expected}` {shape} is next"
+        content = cast(name, tensor, self._dtype).contiguous().flatten().view(torch.uint8)
+        self._stream.write(content.numpy().data)
+        self._stream.check()
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Sync and close the file, which has all tensors."""
+        self._stream.__exit__(kind, error, trace)
+        assert kind is not None or not self._left, f"`{self._left[0][0]}` was not written"
+
+
+def shards(sizes: Mapping[str, int], largest: int) -> list[list[str]]:
+    """Return the names of the tensors of each file, in order.
+
+    Args:
+        sizes: Bytes of each tensor, by name.
+        largest: Largest size of a file in bytes, which only a single tensor may exceed.
+    """
+    found: list[list[str]] = []
+    room = 0
+    for name, size in sizes.items():
+        if not found or size > room:
+            found.append([])
+            room = largest
+        found[-1].append(name)
+        room -= size
+    return found
 
 
 def write_huggingface(

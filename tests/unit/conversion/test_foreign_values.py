@@ -16,7 +16,7 @@ from model_states import GPT2, LLAMA, RandomState
 from lmcore.base.errors import LmcoreError
 from lmcore.checkpoint.manifest import _checksum
 from lmcore.conversion.formats import read_state
-from lmcore.conversion.huggingface import saved_config
+from lmcore.conversion.huggingface import read as saved_config
 from lmcore.conversion.huggingface.read import HuggingFaceState
 from lmcore.conversion.huggingface.tokenizer_files import tokenizer_settings
 from lmcore.conversion.huggingface.write import write_huggingface

@@ -13,11 +13,10 @@ from model_states import GPT2, LLAMA, RandomState
 
 from lmcore.base.errors import CheckpointError
 from lmcore.cli.main import main
-from lmcore.conversion import logits
-from lmcore.conversion.convert import convert
+from lmcore.conversion import convert as logits
+from lmcore.conversion.convert import compared_logits, convert, reason_not_to_compare
 from lmcore.conversion.formats import WriteOptions
 from lmcore.conversion.huggingface.write import write_huggingface
-from lmcore.conversion.logits import compared_logits, reason_not_to_compare
 from lmcore.conversion.megatron.parameters.layout import Layout
 from lmcore.conversion.state import ModelState
 from lmcore.model.checkpoint_format import formats

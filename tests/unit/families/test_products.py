@@ -15,7 +15,7 @@ from torch.nn import functional
 from lmcore.base.errors import DeviceError
 from lmcore.contract import PrecisionPolicy, autocast_policy, full_precision_policy
 from lmcore.contract.op import reference, torch_kernels
-from lmcore.families.products import apply_precision
+from lmcore.families.build import apply_precision
 
 create_device = pytest.importorskip("lmcore_cpu.device").create_device
 CpuSection = pytest.importorskip("lmcore_cpu.settings").CpuSection

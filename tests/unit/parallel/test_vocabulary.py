@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, distributed
 from torch.nn import functional
 
-from lmcore.parallel import vocabulary
+from lmcore.parallel import tensor_parallel as vocabulary
 from lmcore.parallel.mesh import Axis
-from lmcore.parallel.vocabulary import VocabularyLoss, embed_split
+from lmcore.parallel.tensor_parallel import VocabularyLoss, embed_split
 
 TOKENS, HIDDEN, VOCABULARY = 11, 6, 9
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lmcore.train.garbage_collection import GarbageCollection
+from lmcore.train.loop import GarbageCollection
 
 
 class Cycle:

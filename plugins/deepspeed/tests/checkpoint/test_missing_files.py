@@ -13,7 +13,7 @@ from megatron_models import GPT, LLAMA, MemoryState
 
 from lmcore.base.errors import CheckpointError
 from lmcore.conversion.huggingface.recipes import recipes_of
-from lmcore.conversion.huggingface.written_config import config_of
+from lmcore.conversion.huggingface.write import config_of
 from lmcore.conversion.state import WEIGHT, Progress
 from lmcore.model.shape import ModelShape
 from lmcore_deepspeed.checkpoint.directory import STYLES

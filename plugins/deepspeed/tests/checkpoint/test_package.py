@@ -19,7 +19,7 @@ from deepspeed_files import Layout, name_of
 from megatron_models import GPT, LLAMA, MemoryState
 
 from lmcore.conversion.huggingface.recipes import recipes_of
-from lmcore.conversion.huggingface.written_config import config_of
+from lmcore.conversion.huggingface.write import config_of
 from lmcore.conversion.megatron.parameters.packing import Packing
 from lmcore.conversion.megatron.run.written_arguments import architecture_arguments
 from lmcore.conversion.state import ModelState, Progress

@@ -17,8 +17,7 @@ from lmcore.checkpoint import read_manifest
 from lmcore.conversion.convert import convert
 from lmcore.conversion.formats import read_state
 from lmcore.conversion.huggingface.recipes import recipes_of
-from lmcore.conversion.huggingface.write import write_huggingface
-from lmcore.conversion.huggingface.written_config import config_of
+from lmcore.conversion.huggingface.write import config_of, write_huggingface
 from lmcore.conversion.native.read import LmcoreState
 from lmcore.conversion.state import WEIGHT, Progress
 from lmcore.model.checkpoint_format import format_of

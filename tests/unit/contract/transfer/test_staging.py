@@ -18,7 +18,7 @@ from lmcore.contract import (
     buffer_stager,
     host_copy_stager,
 )
-from lmcore.contract.transfer import host_copies
+from lmcore.contract.transfer import staging_buffers as host_copies
 from lmcore.contract.transfer.staging import begin_staging, stage_tensors
 
 Tensors = dict[str, Tensor]

@@ -15,12 +15,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from lmcore.base.errors import CheckpointError, DataError
-from lmcore.conversion.convert import convert
+from lmcore.conversion.convert import compared_logits, convert
 from lmcore.conversion.formats import read_state
 from lmcore.conversion.huggingface.read import HuggingFaceState
 from lmcore.conversion.huggingface.tokenizer_files import tokenizer_settings
 from lmcore.conversion.huggingface.write import write_huggingface
-from lmcore.conversion.logits import compared_logits
 from lmcore.conversion.native.write import write_lmcore
 from lmcore.data.tokenizer import tokenizer_from
 from lmcore.model.shape import ModelShape

@@ -13,8 +13,7 @@ from suite.selection import peer
 from lmcore.contract import OP_SPECS, OpTable
 from lmcore.conversion.huggingface.read import HuggingFaceState
 from lmcore.conversion.huggingface.tokenizer_files import tokenizer_settings, write_tokenizer
-from lmcore.conversion.huggingface.write import write_huggingface
-from lmcore.conversion.huggingface.written_config import config_of, model_type_of
+from lmcore.conversion.huggingface.write import config_of, model_type_of, write_huggingface
 from lmcore.conversion.state import ModelState
 from lmcore.data.tokenizer import ByteTokenizer, GPT2BPETokenizer, Tokenizer, tokenizer_from
 from lmcore.families.bert.model import Bert

@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from lmcore.base.errors import ConfigError
-from lmcore.generation.chat import renderer as renderer_module
-from lmcore.generation.chat.renderer import ChatRenderer
+from lmcore.generation.chat import template as renderer_module
+from lmcore.generation.chat.template import ChatRenderer
 
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 HUGE = "{{ ('a' * 2000000000) | length }}"

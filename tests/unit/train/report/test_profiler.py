@@ -194,7 +194,7 @@ class TestTable:
 
     def test_host(self) -> None:
         """Without a device the host's ops are listed, by their own time; ranges are not ops."""
-        from lmcore.train.report.profile_table import range_lines, top_ops
+        from lmcore.train.report.profiler import range_lines, top_ops
 
         averages = [
             self.event("forward", 9e3, named=True),
@@ -212,7 +212,7 @@ class TestTable:
 
     def test_device(self) -> None:
         """With a device its kernels are listed, and the ranges as they were there."""
-        from lmcore.train.report.profile_table import range_lines, top_ops
+        from lmcore.train.report.profiler import range_lines, top_ops
 
         averages = [
             self.event("forward", 1e3, named=True),

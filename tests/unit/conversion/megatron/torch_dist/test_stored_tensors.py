@@ -15,9 +15,9 @@ import torch.distributed.checkpoint as dcp
 
 from lmcore.base.errors import CheckpointError
 from lmcore.checkpoint import dcp_reader
-from lmcore.checkpoint.chunk_parts import PartReader
 from lmcore.checkpoint.dcp_metadata import ForeignIndex, read_foreign_metadata
 from lmcore.checkpoint.strided_record import strided_record
+from lmcore.conversion.megatron.torch_dist.stored_tensors import PartReader
 
 # torch says that it saves in one process.
 pytestmark = [

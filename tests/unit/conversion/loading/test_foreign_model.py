@@ -15,7 +15,7 @@ from lmcore.config.section import CheckpointSection, run_options
 from lmcore.conversion.foreign_pickle import load as foreign_pickle
 from lmcore.conversion.huggingface.write import write_huggingface
 from lmcore.conversion.loading import foreign_model
-from lmcore.conversion.loading.describe import describe_isolated
+from lmcore.conversion.loading.foreign_model import describe_isolated
 from lmcore.conversion.megatron.parameters.layout import Layout
 from lmcore.conversion.megatron.rank_files.write import write_megatron
 from lmcore.conversion.megatron.torch_dist.write import write_distributed

@@ -1,4 +1,4 @@
-"""Tests of `lmcore.plugin.version_range`, with `packaging` as the oracle."""
+"""Tests of `lmcore.plugin.load`, with `packaging` as the oracle."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
-from lmcore.plugin.version_range import is_range, within
+from lmcore.plugin.load import is_range, within
 
 RANGES = [
     *(">=1,<2", ">=1.1,<2", ">=2.11", "<2", ">=2.0", "<2.11.0", ">= 2.11 , <3", ">=02.1", " >=1"),

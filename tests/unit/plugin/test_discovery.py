@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lmcore.base import log
-from lmcore.plugin.variables import VARIABLES, warn_unknown_variables
+from lmcore.plugin.discovery import VARIABLES, warn_unknown_variables
 
 
 @pytest.fixture(autouse=True)

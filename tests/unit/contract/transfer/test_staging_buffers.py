@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lmcore.contract.transfer import host_copies
-from lmcore.contract.transfer.host_copies import HostCopies, copy_by_numpy, streaming_copy
+from lmcore.contract.transfer import staging_buffers as host_copies
+from lmcore.contract.transfer.staging_buffers import HostCopies, copy_by_numpy, streaming_copy
 
 
 @pytest.fixture(autouse=True)
