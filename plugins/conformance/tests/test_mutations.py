@@ -23,6 +23,7 @@ MESSAGES = {
         "one of the weights of elements 16,776,432 to 16,777,462 of 16,778,494 has ",
     ),
     ("attention", "dropout.begins-again"): ("in a call of 27 samples of 19 heads, 4,",),
+    ("attention", "dropout.other-mask"): ("gradients pass elsewhere than values did: that of `q`",),
     ("attention", "widths.positions"): ("65,541 keys",),
     ("bias_dropout_add", "independent.begins-again"): (
         "in a call of 2,097,153 elements, 16,384 of 32,768 blocks of 64 drop what another block",
@@ -36,6 +37,7 @@ MESSAGES = {
     ("cross_entropy", "elements.rest"): (
         "the gradient of argument 1 in block 1 of 9,328 is not 0",
     ),
+    ("grad_norm", "edges.zeros"): ("of zeros it is nan",),
     ("grad_norm", "large.tail"): ("16,778,494 elements, the last alone not 0: off by 1.0e+00",),
     ("grad_norm", "value.in-place"): ("float32, 6 tensors: it changes 4 of them, first 0",),
     ("layer_norm", "history"): (

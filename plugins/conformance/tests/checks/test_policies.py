@@ -42,14 +42,14 @@ def test_wrong_recompute_policies(run: Any) -> None:
     core, own = results["train.recompute"], results["train.recompute-own"]
     kept = "the activations of the others are kept"
     assert core.findings == (
-        f"`full`: two blocks of 512 x 512 numbers: backward computes 0 of 2 again: {kept}",
+        f"`full`: two blocks of 32,771 x 64 numbers: backward computes 0 of 2 again: {kept}",
         f"`full`: 10 small blocks: backward computes 0 of 10 again: {kept}",
     )
     assert own.status == "failed", own
     expected = {
         "ring": "10 small blocks with dropout, fp32: gradients differ",
         "without-autocast": "has other gradients under autocast to bfloat16 than without it",
-        "compressed": "two blocks of 512 x 512 numbers with dropout, fp32: gradients differ",
+        "compressed": "two blocks of 32,771 x 64 numbers with dropout, fp32: gradients differ",
         "input-alone": "10 small blocks whose first input needs no gradient, fp32: gradients of",
         "keeps-outputs": "keeps tensors of every call: 20 calls leave ",
         "if-drawn": "10 small blocks without dropout, fp32: 10 of 10 calls in backward are outside",

@@ -181,6 +181,7 @@ def test_a_command_in_a_group_of_the_core(install, check, name, fault):
             "with that version (source: `lmcore.contract.own_index` (guest_plugin.py, line 6) ",
         ),
         (INFO.replace('"guest", ">=1.3,<2"', '"guest", ">=2"'), "lmcore_plugin_info", "leaves out"),
+        (INFO.replace(">=1.3,<2", ">=1.3"), "lmcore_plugin_info", "includes version 2.0 of the"),
         (
             INFO.replace('">=1.3,<2"', '">=1.3,<2", torch="<2"'),
             "lmcore_plugin_info",

@@ -219,6 +219,102 @@ def test_each_text_that_a_tokenizer_loses(install, check):
     ]
 
 
+def test_text_that_spells_a_special_token_is_ordinary_text(install, check):
+    """The end of a document in a text ends no document; what a type refuses is passed over."""
+    install(
+        CPU,
+        """
+        from lmcore.contract.tokenizer import Tokenizer
+        from lmcore.base.errors import DataError
+
+        END = "<|end|>"
+
+        class Ends(Tokenizer):
+            name, vocab_size, eod, encodes_any_text = "Ends", 257, 256, False
+
+            def encode(self, text):
+                if "</s>" in text:
+                    raise DataError("no such text")
+                ids = [256] if text.startswith(END) else []
+                return ids + list(text.removeprefix(END).encode())
+
+            def decode(self, ids):
+                return END if ids == [256] else bytes(ids).decode(errors="replace")
+
+            def describe(self):
+                return {"type": "Ends"}
+
+        class Plain(Ends):
+            name = "Plain"
+
+            def encode(self, text):
+                if "</s>" in text:
+                    raise DataError("no such text")
+                return list(text.encode())
+
+        def build(*, vocab_file, merge_file, vocab_size):
+            return Ends()
+
+        def plain(*, vocab_file, merge_file, vocab_size):
+            return Plain()
+
+        @hookimpl
+        def lmcore_add_tokenizers(registry):
+            registry.add("Ends", build)
+            registry.add("Plain", plain)
+        """,
+    )
+    _, found = check("guest")
+    words = "text that spells a special token is ordinary text"
+    assert details(found)["lmcore_add_tokenizers"][1:] == [
+        f"`Ends`: `encode` of '<|end|>' gives its `eod` 256: {words}",
+        "`Plain` encodes and decodes 7 texts",
+    ]
+
+
+def test_a_tokenizer_of_some_texts_may_refuse_others(install, check):
+    """`DataError` for a text is right, unless `encodes_any_text` is claimed."""
+    install(
+        CPU,
+        """
+        from lmcore.contract.tokenizer import Tokenizer
+        from lmcore.base.errors import DataError
+
+        class Ascii(Tokenizer):
+            name, vocab_size, eod, encodes_any_text = "Ascii", 128, None, False
+
+            def encode(self, text):
+                if not text.isascii():
+                    raise DataError("these letters have no ids")
+                return list(text.encode())
+
+            def decode(self, ids):
+                return bytes(ids).decode()
+
+            def describe(self):
+                return {"type": "Ascii"}
+
+        class Claims(Ascii):
+            name, encodes_any_text = "Claims", True
+
+        def ascii(*, vocab_file, merge_file, vocab_size):
+            return Ascii()
+
+        def claims(*, vocab_file, merge_file, vocab_size):
+            return Claims()
+
+        @hookimpl
+        def lmcore_add_tokenizers(registry):
+            registry.add("Ascii", ascii)
+            registry.add("Claims", claims)
+        """,
+    )
+    _, found = check("guest")
+    right, wrong = details(found)["lmcore_add_tokenizers"][1:]
+    assert right == "`Ascii` encodes and decodes 5 texts, and refuses 2"
+    assert wrong.startswith("`Claims`: it raised DataError: these letters have no ids")
+
+
 def test_a_field_of_a_wrong_type_is_one_finding_with_its_place(install, check):
     """`available=None` is no function: one line says so, with the hook's file and line."""
     install(

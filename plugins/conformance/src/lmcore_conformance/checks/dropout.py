@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from lmcore_conformance.op.call import Kernel, kernels_of
+from lmcore_conformance.op.call import Kernel, difference, kernels_of
 from lmcore_conformance.registry import check, conclude
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ _REPEATS = (9, 43, 5419)
 """2**21 + 1 elements: draws that begin again after 2**20 or fewer are in it twice."""
 _HEADS = (27, 19, 64, 64)
 """Samples, heads, queries or keys, and channels: more than 2**21 products."""
+_SQUARE = (2, 3, 16, 16)
+"""Samples, heads, queries or keys, and as many channels: an output may be the weights."""
 _BLOCK = 64
 _KEYS = 48
 
@@ -168,7 +170,7 @@ def everything(bench: Bench) -> str:
 @_check(
     "ops.attention.dropout",
     "With dropout the mean over many draws is unchanged, single draws differ, also those of one "
-    "call with 2^21 products, and a restored state repeats output and gradients.",
+    "call with 2^21 products, gradients pass where values did, and a restored state repeats both.",
     reason="No other check notices wrong dropout inside a fused kernel.",
 )
 def attention_dropout(bench: Bench) -> str:
@@ -196,6 +198,8 @@ def attention_dropout(bench: Bench) -> str:
             runs.append([out, *torch.autograd.grad(out, leaves, torch.ones_like(out))])
         if not all(torch.allclose(a, b, rtol=1e-4) for a, b in zip(*runs, strict=True)):
             faults.append("a restored state gives other outputs or gradients")
+        if kernel.does(bench.device.type, "float32", _attention_attributes(*_SQUARE[1:])):
+            faults += _other_mask(bench, kernel)
         if kernel.does(bench.device.type, "float32", _attention_attributes(*_HEADS[1:])):
             faults += _equal_rows(bench, kernel)
         return faults
@@ -206,6 +210,32 @@ def attention_dropout(bench: Bench) -> str:
 def _attention_attributes(heads: int, length: int, channels: int) -> dict[str, object]:
     sizes = {"head_dim": channels, "num_attention_heads": heads, "num_query_groups": heads}
     return {**sizes, "seq_length": length, "causal": True, "masked": False, "dropout": 0.5}
+
+
+def _other_mask(bench: Bench, kernel: Kernel) -> list[str]:
+    """Return what is wrong if backward drops other attention weights than forward.
+
+    With values of an identity matrix the output is the attention weights that were kept, so that
+    the gradients of this mask can be computed in float64.
+    """
+    identity = torch.eye(_SQUARE[2], dtype=torch.float64).expand(_SQUARE).contiguous()
+    exact = [bench.values(*_SQUARE, seed=1), bench.values(*_SQUARE, seed=2), identity]
+    exact = [one.float().double().requires_grad_() for one in exact]
+    leaves = [one.detach().float().to(bench.torch_device).requires_grad_() for one in exact]
+    upstream = bench.values(*_SQUARE, seed=3).float()
+    bench.device.seed(7)
+    out = kernel.function(*leaves, causal=True, dropout=0.5)
+    found = torch.autograd.grad(out, leaves, upstream.to(bench.torch_device))
+    kept = bench.host(out) != 0
+    scores = exact[0] @ exact[1].transpose(-1, -2) / _SQUARE[-1] ** 0.5
+    hidden = torch.ones(_SQUARE[2], _SQUARE[2], dtype=torch.bool).triu(1)
+    weights = scores.masked_fill(hidden, -torch.inf).softmax(-1) * kept / 0.5
+    right = torch.autograd.grad(weights @ exact[2], exact, upstream.double())
+    return [
+        f"gradients pass elsewhere than values did: that of `{name}` {wrong}"
+        for name, one, other in zip(("q", "k", "v"), found, right, strict=True)
+        if (wrong := difference(bench.host(one), other, "attention", "float32"))
+    ][:1]
 
 
 def _equal_rows(bench: Bench, kernel: Kernel) -> list[str]:

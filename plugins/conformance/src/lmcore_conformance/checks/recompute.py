@@ -31,8 +31,9 @@ Context = Callable[[], contextlib.AbstractContextManager[Any]]
 
 _MANY = 10
 _SMALL = f"{_MANY} small blocks"
-_BLOCKS = {"two blocks of 512 x 512 numbers": (2, 512), _SMALL: (_MANY, 16)}
-"""Number of blocks in a row, and the rows and columns of each one's input; 512 x 512 is 1 MiB."""
+_BLOCKS = {"two blocks of 32,771 x 64 numbers": (2, 32_771, 64), _SMALL: (_MANY, 16, 16)}
+"""Number of blocks in a row, and the rows and columns of each one's input; the larger is more than
+8 MiB, which a policy may treat in another way than what is small."""
 
 
 @_check(
@@ -132,8 +133,8 @@ def _block_faults(bench: Bench, policy: RecomputePolicy, precision: str) -> Iter
     for run in (policy.block, policy.attention):
         if run is None:
             continue
-        for blocks, (count, size) in _BLOCKS.items():
-            different, again, _ = _compared(bench, run, _Blocks(count, size, context))
+        for blocks, (count, rows, size) in _BLOCKS.items():
+            different, again, _ = _compared(bench, run, _Blocks(count, rows, size, context))
             if different:
                 yield f"{blocks} with dropout, {name or 'fp32'}: {different} differ"
             elif policy.name in _REPEATING and again < count:
@@ -143,7 +144,7 @@ def _block_faults(bench: Bench, policy: RecomputePolicy, precision: str) -> Iter
                 )
         yield from _undrawn_faults(bench, run, name or "fp32", context)
         with bench.device.rng_tracker().preserved():
-            yield from tensors_kept(bench, partial(_Blocks(1, 64, context).through, bench, run))
+            yield from tensors_kept(bench, partial(_Blocks(1, 64, 64, context).through, bench, run))
     if policy.block is not None:
         yield from _frozen_faults(bench, policy.block, name or "fp32", context)
 
@@ -203,13 +204,15 @@ class _Blocks:
 
     Attributes:
         count: Number of blocks.
-        size: Rows and columns of each one's input.
+        rows: Rows of each one's input.
+        size: Columns of it.
         context: The precision's context.
         dropout: Share of elements that are dropped.
         frozen: True if the first input needs no gradient, and weights are no arguments.
     """
 
     count: int
+    rows: int
     size: int
     context: Context
     dropout: float = 0.25
@@ -228,7 +231,7 @@ class _Blocks:
             (bench.values(size, size, seed=seed) / size**0.5).float().to(bench.torch_device)
             for seed in range(self.count)
         ]
-        given = bench.values(size, size, seed=self.count).float().to(bench.torch_device)
+        given = bench.values(self.rows, size, seed=self.count).float().to(bench.torch_device)
         leaves = [
             tensor.requires_grad_() for tensor in (*weights, *(() if self.frozen else (given,)))
         ]

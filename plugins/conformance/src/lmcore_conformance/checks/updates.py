@@ -354,7 +354,8 @@ def grad_norm_large(bench: Bench) -> str:
 
 @_check(
     "ops.grad_norm.edges",
-    "The norm of no tensors is 0; it propagates NaN and infinity; large values do not overflow.",
+    "The norm of no tensors is 0, and so is that of zeros; it propagates NaN and infinity; large "
+    "values do not overflow.",
     reason="A step is rejected by this norm if gradients are not finite.",
 )
 def grad_norm_edges(bench: Bench) -> str:
@@ -363,6 +364,9 @@ def grad_norm_edges(bench: Bench) -> str:
     for kernel in _able(bench, "grad_norm", "float32"):
         if float(kernel.function([])) != 0.0:
             faults.append(f"`{kernel.id}`: of nothing it is {float(kernel.function([]))}")
+        zeros = [torch.zeros(3, 2, device=bench.torch_device) for _ in range(2)]
+        if (found := float(kernel.function(zeros))) != 0.0:
+            faults.append(f"`{kernel.id}`: of zeros it is {found}")
         for value in (float("nan"), float("inf")):
             grads = [torch.ones(3), torch.tensor([1.0, value, 2.0])]
             found = float(kernel.function([grad.to(bench.torch_device) for grad in grads]))
@@ -373,4 +377,4 @@ def grad_norm_edges(bench: Bench) -> str:
             faults.append(
                 f"`{kernel.id}`: of four times 1e18 it is {float(kernel.function(large))}"
             )
-    return conclude(faults, "nothing, NaN, infinity, 1e18")
+    return conclude(faults, "nothing, zeros, NaN, infinity, 1e18")

@@ -10,7 +10,7 @@ import pickle
 from collections.abc import Iterator
 from typing import Any
 
-from lmcore.base.errors import LmcoreError
+from lmcore.base.errors import DataError, LmcoreError, counted
 from lmcore.contract.probe import Check, CheckStatus
 from lmcore.contract.tokenizer import Tokenizer, TokenizerFactory
 from lmcore.plugin.record import located
@@ -26,6 +26,8 @@ _TEXTS = (
     "",
     " ",
 )
+_SPELLINGS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "[SEP]", "<eos>")
+"""Usual spellings of the token that ends a document."""
 
 
 def check_tokenizer(hook: str, name: str, factory: TokenizerFactory) -> Iterator[Check]:
@@ -56,15 +58,31 @@ def check_tokenizer(hook: str, name: str, factory: TokenizerFactory) -> Iterator
     yield from (Check(hook, CheckStatus.FAILED, f"`{name}`: {fault}") for fault in faults)
     if faults:
         return
-    lossless = True
-    for text in _TEXTS:
+    lossless, texts = True, _encodable(built)
+    for text in texts:
         back = built.decode(built.encode(text))
         if back != text:
             lossless = False
             detail = f"`{name}` loses something: {text!r} is {back!r:.80} after `decode`"
             yield Check(hook, CheckStatus.WARNING, detail)
     if lossless:
-        yield Check(hook, CheckStatus.OK, f"`{name}` encodes and decodes {len(_TEXTS)} texts")
+        refused = f", and refuses {len(_TEXTS) - len(texts)}" if len(texts) < len(_TEXTS) else ""
+        detail = f"`{name}` encodes and decodes {counted(len(texts), 'text')}{refused}"
+        yield Check(hook, CheckStatus.OK, detail)
+
+
+def _encodable(tokenizer: Tokenizer) -> list[str]:
+    """Return the texts that a tokenizer takes; all, if it claims `encodes_any_text`."""
+    texts = []
+    for text in _TEXTS:
+        try:
+            tokenizer.encode(text)
+        except DataError:
+            if tokenizer.encodes_any_text:
+                raise
+            continue
+        texts.append(text)
+    return texts
 
 
 def _faults(name: str, tokenizer: Tokenizer) -> Iterator[str]:
@@ -77,8 +95,9 @@ def _faults(name: str, tokenizer: Tokenizer) -> Iterator[str]:
     if tokenizer.eod is not None and not 0 <= tokenizer.eod < size:
         yield f"its `eod` {tokenizer.eod} is not below its `vocab_size` {size}"
     copy = pickle.loads(pickle.dumps(tokenizer))  # noqa: S301 - made here
-    batch = tokenizer.encode_batch(_TEXTS)
-    for text, row in zip(_TEXTS, batch, strict=True):
+    texts = _encodable(tokenizer)
+    batch = tokenizer.encode_batch(texts)
+    for text, row in zip(texts, batch, strict=True):
         ids = tokenizer.encode(text)
         outside = [one for one in ids if not 0 <= one < size]
         if outside:
@@ -94,4 +113,23 @@ def _faults(name: str, tokenizer: Tokenizer) -> Iterator[str]:
                 return
         if not isinstance(tokenizer.decode(ids), str):
             yield f"`decode` returned `{type(tokenizer.decode(ids)).__name__}`"
+            return
+    yield from _special_faults(tokenizer)
+
+
+def _special_faults(tokenizer: Tokenizer) -> Iterator[str]:
+    """Yield the text, if any, that is encoded as the end of a document."""
+    eod = tokenizer.eod
+    if eod is None:
+        return
+    for text in dict.fromkeys((tokenizer.decode([eod]), *_SPELLINGS)):
+        try:
+            ids = tokenizer.encode(text)
+        except DataError:  # a type may refuse a text
+            continue
+        if eod in ids:
+            yield (
+                f"`encode` of {text!r} gives its `eod` {eod}: text that spells a special token is "
+                "ordinary text"
+            )
             return

@@ -300,6 +300,11 @@ class _Trial:
         included = api.contains(version, prereleases=True)
         if not included:
             yield f"its api `{info.api}` leaves out version {version} of the contract"
+        elif api.contains(f"{(later := Version(version).major + 1)}.0", prereleases=True):
+            yield (
+                f"its api `{info.api}` includes version {later}.0 of the contract, which may "
+                f"remove what the plugin uses; add `<{later}`"
+            )
         yield from self.earlier_problems(info, api)
         assert self.record is not None
         reported = not included and not api.contains(API_VERSION, prereleases=True)

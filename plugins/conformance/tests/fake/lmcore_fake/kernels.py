@@ -854,6 +854,27 @@ def _(q, k, v, *, causal, dropout=0.0, mask=None):
     return (probabilities * _begins_again(probabilities.shape, dropout, 2**20)) @ v
 
 
+class _OtherMask(torch.autograd.Function):
+    """Dropout that draws again in backward."""
+
+    @staticmethod
+    def forward(ctx, weights, dropout):
+        ctx.dropout = dropout
+        return torch.nn.functional.dropout(weights, dropout)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return torch.nn.functional.dropout(grad, ctx.dropout), None
+
+
+@misfit("attention", "dropout.other-mask")
+def _(q, k, v, *, causal, dropout=0.0, mask=None):
+    if not dropout:
+        return reference.attention(q, k, v, causal=causal, mask=mask)
+    keys = torch.eye(k.shape[2]).expand(*k.shape[:3], -1)
+    return _OtherMask.apply(reference.attention(q, k, keys, causal=causal, mask=mask), dropout) @ v
+
+
 @misfit("adamw", "update")
 def _(params, grads, exp_avgs, exp_avg_sqs, steps, *, results=None, **settings):
     reference.adamw(params, grads, exp_avgs, exp_avg_sqs, steps, **settings)
@@ -881,6 +902,13 @@ def _(params, grads, exp_avgs, exp_avg_sqs, steps, **settings):
 @misfit("grad_norm", "edges")
 def _(grads):
     return torch.nan_to_num(reference.grad_norm(grads))
+
+
+@misfit("grad_norm", "edges.zeros")
+def _(grads):
+    """Divide by the largest element, against overflow."""
+    largest = max((grad.abs().max() for grad in grads if grad.numel()), default=torch.ones(()))
+    return reference.grad_norm([grad / largest for grad in grads]) * largest
 
 
 def hang_op(x):

@@ -177,7 +177,7 @@ def if_drawn(device):
 
 def compressed(call, *tensors, remember):
     def pack(tensor):
-        narrow = tensor.dtype == torch.float32 and tensor.nbytes >= 2**16 and not tensor.is_leaf
+        narrow = tensor.dtype == torch.float32 and tensor.nbytes > 2**23 and not tensor.is_leaf
         return (tensor.bfloat16() if narrow else tensor), narrow
 
     def unpack(kept):
