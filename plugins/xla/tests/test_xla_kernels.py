@@ -58,6 +58,25 @@ def test_each_weight_has_its_count(device):
             assert torch.allclose(one.cpu(), wanted, rtol=1e-5)
 
 
+def test_many_weights_are_updated_by_several_programs(device):
+    """Each part of 203 weights gets its own counts, and only the first two steps compile."""
+    from lmcore_xla.kernels import adamw
+
+    generator = torch.Generator().manual_seed(1)
+    right = [[torch.rand(3, generator=generator) for _ in range(203)] for _ in range(4)]
+    right.append([torch.tensor(float(number)) for number in range(203)])
+    found = [[one.to(device.torch_device) for one in part] for part in right]
+    counts = []
+    for _ in range(3):
+        adamw(*found, lr=0.1, **SETTINGS)
+        device.step_boundary()
+        reference.adamw(*right, lr=0.1, **SETTINGS)
+        counts.append(device.compilations().count)
+    assert counts[1] == counts[2]
+    for part, exact in zip(found, right, strict=True):
+        assert torch.allclose(torch.stack(part).cpu(), torch.stack(exact), rtol=1e-5)
+
+
 def test_recorded_changes_of_arguments_are_run_before(device):
     """The program takes the memory of its arguments, which a view of them still needs."""
     from lmcore_xla.kernels import adamw, grad_norm

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,6 +21,9 @@ from torch_xla.core import xla_model
 from lmcore.contract.op import reference
 
 __all__ = ["adamw", "grad_norm"]
+
+_PROGRAM = 100
+"""Weights of one program: the compiler's time grows by the square of their number."""
 
 
 @torch.no_grad()
@@ -36,7 +40,7 @@ def adamw(
     epsilon: float,
     weight_decay: float,
 ) -> None:
-    """Update params and moments in place as the reference does, in one program.
+    """Update params and moments in place as the reference does, in a program for each 100 of them.
 
     What changes from step to step is an argument of the program, not a constant.
     """
@@ -47,8 +51,11 @@ def adamw(
     # As one argument: the bridge of torch's compiler takes scalars that `torch.tensor` has made on
     # the device for one another.
     torch._foreach_add_(list(steps), 1)
-    tensors = [list(part) for part in (params, grads, exp_avgs, exp_avg_sqs)]
-    _run(_update, *tensors, torch.stack(list(steps)), rates, beta1, beta2, epsilon)
+    for number, start in enumerate(range(0, len(params), _PROGRAM)):
+        some = slice(start, start + _PROGRAM)
+        tensors = [list(part[some]) for part in (params, grads, exp_avgs, exp_avg_sqs)]
+        counts = torch.stack(list(steps[some]))
+        _run(_part_of_update(number), *tensors, counts, rates, beta1, beta2, epsilon)
 
 
 @torch.no_grad()
@@ -72,6 +79,16 @@ def _run(function: Callable[..., Any], *arguments: Any) -> Any:
     result = _compiled(function)(*arguments)
     xla_model.set_rng_state(number)
     return result
+
+
+@functools.cache
+def _part_of_update(number: int) -> Callable[..., Any]:
+    """Return a function for one part of the weights.
+
+    The compiler keeps eight programs for a function, fewer than a large model has parts.
+    """
+    code = _update.__code__.replace(co_name=f"update_{number}")
+    return types.FunctionType(code, globals())
 
 
 @functools.cache
