@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from lmcore.generation.chat.template import ChatTemplate
     from lmcore.generation.load import LoadedModel
     from lmcore.generation.text.answers import Answer
-    from lmcore.generation.text.sampler import SampleSettings
+    from lmcore.generation.text.sampler import SamplingSettings
 
 __all__ = ["chat", "continue_lines", "find_template"]
 
@@ -47,7 +47,7 @@ def find_template(loaded: LoadedModel, file: str | None, *, load: str) -> ChatTe
 
 
 def chat(
-    settings: SampleSettings,
+    settings: SamplingSettings,
     loaded: LoadedModel,
     template: ChatTemplate,
     *,
@@ -93,7 +93,7 @@ def chat(
 
 
 def continue_lines(
-    settings: SampleSettings, loaded: LoadedModel, *, waits: Callable[[], None]
+    settings: SamplingSettings, loaded: LoadedModel, *, waits: Callable[[], None]
 ) -> None:
     """Continue each line of the user by itself.
 

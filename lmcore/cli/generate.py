@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from lmcore.config.plugin_section import PluginSettings
     from lmcore.generation.fill_mask import FilledText
     from lmcore.generation.load import LoadedModel
-    from lmcore.generation.text.sampler import SampleSettings
+    from lmcore.generation.text.sampler import SamplingSettings
     from lmcore.plugin import PluginSet
 
 __all__ = ["GenerateSection", "run"]
@@ -131,9 +131,9 @@ def _generate(
     from lmcore.generation.text.prompt import read_json_schema
 
     schema = read_json_schema(section.json_schema) if section.json_schema is not None else None
-    from lmcore.generation.text.sampler import Sampler, SampleSettings
+    from lmcore.generation.text.sampler import Sampler, SamplingSettings
 
-    wanted = SampleSettings(
+    wanted = SamplingSettings(
         options,
         section.seed,
         section.num_samples,
@@ -160,7 +160,7 @@ def _generate(
 
 
 def _read_lines(
-    section: GenerateSection, wanted: SampleSettings, loaded: LoadedModel, stop_limit: StopLimit
+    section: GenerateSection, wanted: SamplingSettings, loaded: LoadedModel, stop_limit: StopLimit
 ) -> None:
     """Answer, or continue, the lines of the user, who may interrupt an answer."""
     from lmcore.cli.chat import chat, continue_lines, find_template

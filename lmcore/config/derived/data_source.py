@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from lmcore.base.errors import ConfigError, LmcoreError
-from lmcore.config.derived.split import Split, parse_split
+from lmcore.config.derived.split import DataSplit, parse_split
 from lmcore.config.section.data import DataSection
 from lmcore.config.section.task import TaskSection
 from lmcore.config.tokenizer import TokenizerIdentity
@@ -158,7 +158,7 @@ class RunSources:
     divided: Blend | None
     own: Mapping[Part, Blend] = field(default_factory=dict)
     bundled: bool = False
-    split: Split | None = None
+    split: DataSplit | None = None
     task: TaskData | None = None
 
     def blends(self) -> tuple[Blend, ...]:
@@ -205,7 +205,7 @@ def read_sources(
     return RunSources(divided, split=split), problems
 
 
-def _task_sources(task: TaskSection, split: Split | None) -> RunSources:
+def _task_sources(task: TaskSection, split: DataSplit | None) -> RunSources:
     own: dict[Part, Blend] = {}
     files: dict[Part, tuple[str, ...]] = {"train": task.task_data, "valid": task.task_valid_data}
     for part, option in TASK_OPTIONS.items():

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from lmcore.base.errors import ConfigError
 
-__all__ = ["Split", "parse_split"]
+__all__ = ["DataSplit", "parse_split"]
 
 _HINT = "use `--split 969,30,1`, or other shares of training, validation and test"
 
 
 @dataclass(frozen=True)
-class Split:
+class DataSplit:
     """Value of `--split`.
 
     Attributes:
@@ -25,7 +25,7 @@ class Split:
     shares: tuple[float, float, float]
 
 
-def parse_split(text: str) -> Split:
+def parse_split(text: str) -> DataSplit:
     """Return the split that *text* describes.
 
     Args:
@@ -49,4 +49,4 @@ def parse_split(text: str) -> Split:
     if wrong:
         raise ConfigError(f"`{text}` is not a split", why=wrong, hint=_HINT)
     train, valid, test = shares + [0.0] * (3 - len(shares))
-    return Split(text, (train, valid, test))
+    return DataSplit(text, (train, valid, test))

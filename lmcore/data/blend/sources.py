@@ -13,7 +13,7 @@ import numpy as np
 from lmcore.base.errors import DataError, counted
 from lmcore.base.log import ALL_RANKS
 from lmcore.config.derived.data_source import PARTS, Blend, DataSource, Part, RunSources
-from lmcore.config.derived.split import Split
+from lmcore.config.derived.split import DataSplit
 from lmcore.config.section.data import BLEND_RULES, SPLIT_RULES
 from lmcore.data.blend.dataset import (
     BlendedDataset,
@@ -206,7 +206,7 @@ def open_sources(
 
 def _divide(
     blend: Blend,
-    split: Split,
+    split: DataSplit,
     split_rule: str,
     needed: tuple[Part, ...],
     open_one: Callable[[DataSource], IndexedDataset],

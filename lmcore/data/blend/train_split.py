@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 
 from lmcore.base.errors import DataError, counted
 from lmcore.config.derived.data_source import PARTS, Part
-from lmcore.config.derived.split import Split
+from lmcore.config.derived.split import DataSplit
 from lmcore.config.section.data import SPLIT_RULES
 
 __all__ = ["LONG_NAME", "split_documents", "split_ranges"]
@@ -18,7 +18,7 @@ LONG_NAME = {"train": "training", "valid": "validation", "test": "test"}
 
 
 def split_documents(
-    num_documents: int, split: Split, rule: str = SPLIT_RULES[0]
+    num_documents: int, split: DataSplit, rule: str = SPLIT_RULES[0]
 ) -> tuple[int, int, int, int]:
     """Return the bounds of the training, validation and test documents.
 
@@ -58,7 +58,7 @@ _RULES = dict(zip(SPLIT_RULES, (_megatron_core, _legacy), strict=True))
 
 
 def split_ranges(
-    num_documents: int, split: Split, *, needed: Collection[Part], rule: str = SPLIT_RULES[0]
+    num_documents: int, split: DataSplit, *, needed: Collection[Part], rule: str = SPLIT_RULES[0]
 ) -> dict[Part, tuple[int, int]]:
     """Return the first document of each part, and the one after the last.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from lmcore.data.input.problem import Problem, Unit
+from lmcore.data.input.problem import InputProblem, Unit
 
 __all__ = ["Batch", "LineBatch", "TextBatch"]
 
@@ -29,7 +29,7 @@ class LineBatch:
     first_line: int
     block: bytes
     position: int = 0
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[InputProblem, ...] = ()
 
     @property
     def size(self) -> int:
@@ -81,7 +81,7 @@ class TextBatch:
     columns: tuple[tuple[str, ...], ...]
     size: int
     position: int = 0
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[InputProblem, ...] = ()
 
     @property
     def where(self) -> str:

@@ -12,7 +12,7 @@ from lmcore.data.input.batch import TextBatch
 from lmcore.data.input.compression import BOM
 from lmcore.data.input.files import InputFile
 from lmcore.data.input.options import InputOptions
-from lmcore.data.input.problem import BadDocument, Problem, Unit
+from lmcore.data.input.problem import BadDocument, InputProblem, Unit
 
 __all__ = [
     "InputDocument",
@@ -87,7 +87,7 @@ class _Open:
         self._numbers: list[int] = []
         self._rows: list[tuple[str, ...]] = []
         self.size = 0
-        self.problems: list[Problem] = []
+        self.problems: list[InputProblem] = []
 
     def add(self, document: InputDocument) -> None:
         self.size += document.size

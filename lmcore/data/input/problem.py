@@ -7,7 +7,7 @@ from typing import Literal
 
 from lmcore.base.errors import DataError, counted
 
-__all__ = ["BadDocument", "BadInputError", "Problem", "Reason", "Unit", "too_long"]
+__all__ = ["BadDocument", "BadInputError", "InputProblem", "Reason", "Unit", "too_long"]
 
 Reason = Literal[
     "not UTF-8",
@@ -30,7 +30,7 @@ class BadInputError(DataError):
 
 
 @dataclass(frozen=True)
-class Problem:
+class InputProblem:
     """Document that cannot be used, or file that cannot be read to its end.
 
     Attributes:
@@ -70,7 +70,7 @@ class Problem:
         )
 
 
-class BadDocument(Exception):  # noqa: N818  # never reaches a user: it becomes a `Problem`
+class BadDocument(Exception):  # noqa: N818  # never reaches a user: it becomes an `InputProblem`
     """Exception inside the readers for one document that cannot be used."""
 
     def __init__(self, reason: Reason, detail: str, hint: str | None = None) -> None:
@@ -79,9 +79,9 @@ class BadDocument(Exception):  # noqa: N818  # never reaches a user: it becomes 
         self.detail = detail
         self.hint = hint
 
-    def at(self, source: str, line: int, unit: Unit = "line") -> Problem:
+    def at(self, source: str, line: int, unit: Unit = "line") -> InputProblem:
         """Return the problem at a position."""
-        return Problem(source, line, self.reason, self.detail, self.hint, unit)
+        return InputProblem(source, line, self.reason, self.detail, self.hint, unit)
 
 
 def too_long(bound: int) -> BadDocument:

@@ -10,7 +10,7 @@ from lmcore.data.input.batch import Batch, LineBatch
 from lmcore.data.input.compression import CutShortError, DamagedError
 from lmcore.data.input.files import Format, InputFile
 from lmcore.data.input.options import InputOptions
-from lmcore.data.input.problem import Problem, Reason
+from lmcore.data.input.problem import InputProblem, Reason
 
 __all__ = ["read_input"]
 
@@ -56,5 +56,5 @@ def _with_damage(
         yield from batches
     except DamagedError as error:
         reason: Reason = "cut short" if isinstance(error, CutShortError) else "damaged"
-        problem = Problem(file.path, 0, reason, error.why or error.what, error.hint, "file")
+        problem = InputProblem(file.path, 0, reason, error.why or error.what, error.hint, "file")
         yield LineBatch(file.path, 1, b"", problems=(problem,))

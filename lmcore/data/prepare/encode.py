@@ -20,7 +20,7 @@ from lmcore.base.errors import LmcoreError
 from lmcore.data.input.batch import Batch, LineBatch
 from lmcore.data.input.compression import BOM
 from lmcore.data.input.document import byte_order_mark, text_of
-from lmcore.data.input.problem import BadDocument, Problem
+from lmcore.data.input.problem import BadDocument, InputProblem
 from lmcore.data.prepare.encode_types import EncodedBatch, EncodePlan, KeyTokens
 from lmcore.data.prepare.sentence.splitter import SentenceSplitter
 from lmcore.data.tokenizer import Tokenizer
@@ -76,7 +76,7 @@ def _encode_documents(batch: Batch, tokenizer: Tokenizer, plan: EncodePlan) -> E
 
 
 def _parsed(
-    batch: LineBatch, plan: EncodePlan, found: list[Problem]
+    batch: LineBatch, plan: EncodePlan, found: list[InputProblem]
 ) -> tuple[list[tuple[str, ...]], list[int]]:
     """Return the texts of each valid line, and the line numbers."""
     rows: list[tuple[str, ...]] = []
@@ -143,7 +143,7 @@ def _encodable(
     numbers: list[int],
     tokenizer: Tokenizer,
     batch: Batch,
-    found: list[Problem],
+    found: list[InputProblem],
 ) -> list[tuple[str, ...]]:
     """Return the rows that the tokenizer accepts; add rejected rows to *found*."""
     kept = []

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from lmcore.data.input.problem import Problem, Reason
+from lmcore.data.input.problem import InputProblem, Reason
 
 if TYPE_CHECKING:
     from lmcore.data.prepare.sentence.splitter import SentenceSplitter
@@ -69,4 +69,4 @@ class EncodedBatch:
     documents: int
     json_bytes: int
     skipped: Counter[Reason] = field(default_factory=Counter)
-    problem: Problem | None = None
+    problem: InputProblem | None = None

@@ -25,7 +25,7 @@ from lmcore.data.indexed.metadata import DatasetMetadata, remove_metadata, write
 from lmcore.data.input.batch import Batch
 from lmcore.data.input.compression import STDIN
 from lmcore.data.input.files import InputFile
-from lmcore.data.input.problem import Problem
+from lmcore.data.input.problem import InputProblem
 from lmcore.data.input.read import read_input
 from lmcore.data.prepare.encode import encode_batch
 from lmcore.data.prepare.encode_types import EncodedBatch, EncodePlan
@@ -285,7 +285,7 @@ class _Totals:
             )
         )
 
-    def _warn(self, problem: Problem) -> None:
+    def _warn(self, problem: InputProblem) -> None:
         if (
             problem.reason not in self._skipped
         ):  # only the first of each kind; the report has counts

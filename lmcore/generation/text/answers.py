@@ -17,7 +17,7 @@ from lmcore.generation.text.sample import DEFAULT_TOKENS
 
 if TYPE_CHECKING:
     from lmcore.generation.load import LoadedModel
-    from lmcore.generation.text.sampler import SampleSettings
+    from lmcore.generation.text.sampler import SamplingSettings
 
 __all__ = ["Answer", "Answers"]
 
@@ -44,7 +44,7 @@ class Answers:
     The first one is drawn with the seed of the settings, each further one with the next.
     """
 
-    def __init__(self, settings: SampleSettings, loaded: LoadedModel) -> None:
+    def __init__(self, settings: SamplingSettings, loaded: LoadedModel) -> None:
         """Generate nothing yet.
 
         Args:

@@ -26,13 +26,13 @@ from lmcore.generation.text.stream import continuation
 if TYPE_CHECKING:
     from lmcore.generation.load import LoadedModel
 
-__all__ = ["SampleSettings", "Sampler"]
+__all__ = ["Sampler", "SamplingSettings"]
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class SampleSettings:
+class SamplingSettings:
     """Number and length of samples, and the choice of their tokens.
 
     Attributes:
@@ -120,7 +120,7 @@ class Sampler:
         output: Output of the samples.
     """
 
-    settings: SampleSettings
+    settings: SamplingSettings
     loaded: LoadedModel
     output: Output
 

@@ -20,7 +20,7 @@ from lmcore.base.errors import printable
 __all__ = [
     "Display",
     "PlainDisplay",
-    "Progress",
+    "RunProgress",
     "SilentDisplay",
     "duration",
     "training_line",
@@ -28,8 +28,8 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class Progress:
-    """Progress of a run and means over the steps since the last training line.
+class RunProgress:
+    """RunProgress of a run and means over the steps since the last training line.
 
     Attributes:
         train_iters: Number of steps of the whole run.
@@ -72,10 +72,10 @@ class Display(Protocol):
     def say(self, text: str) -> None:
         """Show a line of text."""
 
-    def step(self, row: StepRecord, progress: Progress) -> None:
-        """Show a step; see `StepRecord` and `Progress`."""
+    def step(self, row: StepRecord, progress: RunProgress) -> None:
+        """Show a step; see `StepRecord` and `RunProgress`."""
 
-    def last_step(self, row: StepRecord, progress: Progress) -> None:
+    def last_step(self, row: StepRecord, progress: RunProgress) -> None:
         """Show once more the last step of a run that ended between two training lines."""
 
     def validation(self, step: int, validation: Validation) -> None:
@@ -96,7 +96,7 @@ def duration(seconds: float) -> str:
     return f"{hours}:{clock}" if hours else clock
 
 
-def training_line(row: StepRecord, progress: Progress) -> str:
+def training_line(row: StepRecord, progress: RunProgress) -> str:
     """Return Megatron's log line, followed by tokens/s, MFU and the time left.
 
     Steps in which something was compiled are left out of the times, and counted; if there were no
@@ -189,12 +189,12 @@ class PlainDisplay:
         """Print a line."""
         print(printable(text), file=sys.stderr, flush=True)  # noqa: T201 - the display's own stream
 
-    def step(self, row: StepRecord, progress: Progress) -> None:
+    def step(self, row: StepRecord, progress: RunProgress) -> None:
         """Print a training line when one is due."""
         if progress.ends_line:
             self.say(training_line(row, progress))
 
-    def last_step(self, row: StepRecord, progress: Progress) -> None:
+    def last_step(self, row: StepRecord, progress: RunProgress) -> None:
         """Print a training line."""
         self.say(training_line(row, progress))
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from lmcore.train.report.display import Progress
+    from lmcore.train.report.display import RunProgress
     from lmcore.train.step_record import StepRecord
     from lmcore.train.validation import Validation
 
@@ -68,7 +68,7 @@ class LiveDisplay:
         self.console = console or Console(stderr=True)
         self.losses: deque[float] = deque(maxlen=4096)
         self.validations: list[tuple[int, Validation]] = []
-        self._last: tuple[StepRecord, Progress] | None = None
+        self._last: tuple[StepRecord, RunProgress] | None = None
         self._live: Live | None = None
         self._drawn = 0.0
         self._handlers: list[tuple[logging.Handler, logging.Handler]] = []
@@ -82,7 +82,7 @@ class LiveDisplay:
         """Print a line above the view."""
         self.console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
-    def step(self, row: StepRecord, progress: Progress) -> None:
+    def step(self, row: StepRecord, progress: RunProgress) -> None:
         """Show a step; the view is redrawn a few times a second."""
         if row.loss is not None:
             self.losses.append(row.loss)
@@ -94,7 +94,7 @@ class LiveDisplay:
             self._drawn = time.monotonic()
             self._live.refresh()
 
-    def last_step(self, row: StepRecord, progress: Progress) -> None:
+    def last_step(self, row: StepRecord, progress: RunProgress) -> None:
         """Do nothing: the last view remains, and has this step."""
 
     def validation(self, step: int, validation: Validation) -> None:

@@ -34,7 +34,7 @@ from lmcore.train.report.metrics import MetricsFile, TensorBoard
 from lmcore.train.report.plugins_of_run import plugins_of_run
 from lmcore.train.report.profiler import Profile
 from lmcore.train.report.run_directory import RunDirectory
-from lmcore.train.report.sample import Sample, can_generate, take_sample
+from lmcore.train.report.sample import SampleText, can_generate, take_sample
 from lmcore.train.report.speed import Speed
 from lmcore.train.report.startup_clock import PhaseClock
 from lmcore.train.resume.ended import ResumeHint, finished_summary
@@ -79,7 +79,7 @@ class RunResult:
     status: str
     steps: int
     summary: dict[str, Any]
-    sample: Sample | None
+    sample: SampleText | None
     can_generate: bool
     continues: str | None = None
     unchanged: bool = False

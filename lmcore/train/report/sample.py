@@ -1,4 +1,4 @@
-"""Sample text from the trained model at the end of a run."""
+"""SampleText text from the trained model at the end of a run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from lmcore.train.datasets import RunDatasets
     from lmcore.train.engine import Engine
 
-__all__ = ["Sample", "can_generate", "generate_sample", "take_sample", "whole_model"]
+__all__ = ["SampleText", "can_generate", "generate_sample", "take_sample", "whole_model"]
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ _LARGEST_BYTES = 2 * 2**30
 
 
 @dataclass(frozen=True)
-class Sample:
+class SampleText:
     """A prompt and the text that the model continues it with."""
 
     prompt: str
@@ -53,7 +53,7 @@ def take_sample(
     plan: RunPlan,
     runtime: Runtime,
     checkpoint: Path | None,
-) -> Sample | None:
+) -> SampleText | None:
     """Return text from the trained model; None if no text is wanted or possible.
 
     A model that is divided is loaded whole from its last checkpoint, unless it is too large.
@@ -93,7 +93,7 @@ def whole_model(checkpoint: Path, runtime: Runtime) -> Model | None:
 
 def generate_sample(
     model: Model, datasets: RunDatasets, plan: RunPlan, runtime: Runtime
-) -> Sample | None:
+) -> SampleText | None:
     """Return text; None with `--sample-tokens 0`, or if model or tokenizer make no text.
 
     The prompt is `--sample-prompt`, or the first tokens of a validation document (of a training
@@ -128,7 +128,7 @@ def generate_sample(
             vocab_size=tokenizer.vocab_size,
             execution=Execution.on(runtime.device, runtime.precision.context),
         )
-    return Sample(tokenizer.decode(prompt), tokenizer.decode(continuation.tokens))
+    return SampleText(tokenizer.decode(prompt), tokenizer.decode(continuation.tokens))
 
 
 def _opening(datasets: RunDatasets, length: int) -> list[int]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmcore.model.family import family_of
 from lmcore.train.due import DueSchedule
-from lmcore.train.report.display import Progress
+from lmcore.train.report.display import RunProgress
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
@@ -72,19 +72,19 @@ class Speed:
             "compiling_steps": self.compiling_steps,
         }
 
-    def progress(self, record: StepRecord) -> Progress:
+    def progress(self, record: StepRecord) -> RunProgress:
         """Return the progress of the run after a step, and means since the last training line."""
         self._since_line.append(record)
         return self._progress(record, ends_line=self._schedule.due(record.step).log)
 
-    def last_progress(self, record: StepRecord) -> Progress | None:
+    def last_progress(self, record: StepRecord) -> RunProgress | None:
         """Return the progress after the last step of a session; None if its line was due itself.
 
         A run that ends early may end between two training lines, or before its first.
         """
         return self._progress(record, ends_line=True) if self._since_line else None
 
-    def _progress(self, record: StepRecord, *, ends_line: bool) -> Progress:
+    def _progress(self, record: StepRecord, *, ends_line: bool) -> RunProgress:
         plan, records = self.plan, self._since_line
         timed = [each for each in records if not each.compiles]
         seconds = sum(each.step_time_ms for each in timed or records) / 1e3
@@ -93,7 +93,7 @@ class Speed:
         recent = self._recent_ms_per_sample
         steps_left = plan.train_iters - record.step
         samples_left = plan.batch_sizes.samples(steps_left, record.consumed_samples)
-        progress = Progress(
+        progress = RunProgress(
             train_iters=plan.train_iters,
             seconds_left=samples_left * statistics.median_high(recent) / 1e3 if recent else None,
             skipped_iterations=sum(each.skipped for each in records),

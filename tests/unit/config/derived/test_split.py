@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lmcore.base.errors import ConfigError
-from lmcore.config.derived.split import Split, parse_split
+from lmcore.config.derived.split import DataSplit, parse_split
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from lmcore.config.derived.split import Split, parse_split
 )
 def test_shares(text: str, shares: tuple[float, float, float]) -> None:
     """Commas and slashes divide; missing shares are 0."""
-    assert parse_split(text) == Split(text, shares)
+    assert parse_split(text) == DataSplit(text, shares)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from lmcore.train.report.announcement import header_lines
 from lmcore.train.report.display import (
     PlainDisplay,
-    Progress,
+    RunProgress,
     duration,
     evaluation_detail,
     training_line,
@@ -38,7 +38,7 @@ ROW = StepRecord(
 )
 
 
-def progress(**changes: Any) -> Progress:
+def progress(**changes: Any) -> RunProgress:
     numbers: dict[str, Any] = {
         "train_iters": 500_000,
         "seconds_left": 3723.4,
@@ -50,7 +50,7 @@ def progress(**changes: Any) -> Progress:
         "mean_mfu": 0.4123,
         "ends_line": True,
     }
-    return Progress(**(numbers | changes))
+    return RunProgress(**(numbers | changes))
 
 
 MEGATRON = (

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from lmcore.base import log
-from lmcore.train.report.display import Progress
+from lmcore.train.report.display import RunProgress
 from lmcore.train.report.live_display import LiveDisplay, sparkline
 from lmcore.train.step_record import StepRecord
 from lmcore.train.validation import Validation
@@ -28,7 +28,7 @@ ROW = StepRecord(
     step_time_ms=80.0,
     data_wait_ms=0.1,
 )
-PROGRESS = Progress(12, 61.0, 0, 0, 4.5, 81.0, 4900.0, 0.31, ends_line=False)
+PROGRESS = RunProgress(12, 61.0, 0, 0, 4.5, 81.0, 4900.0, 0.31, ends_line=False)
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
 
 
@@ -54,7 +54,7 @@ def drawn(display: LiveDisplay) -> str:
 
 
 def test_view(display: LiveDisplay) -> None:
-    """Progress, time left, loss with its curve, validation, speed, rate and norm are there."""
+    """RunProgress, time left, loss with its curve, validation, speed, rate and norm are there."""
     for step, loss in enumerate((6.0, 5.0, 4.25), start=1):
         display.step(dataclasses.replace(ROW, step=step, loss=loss), PROGRESS)
     display.validation(2, Validation({"lm_loss": 5.125}, 4))

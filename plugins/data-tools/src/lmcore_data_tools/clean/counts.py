@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from lmcore.data.input.problem import Problem
+from lmcore.data.input.problem import InputProblem
 from lmcore_data_tools.clean.document import Entry, to_line
 
 __all__ = ["StepCounts", "dropped_line", "problem_line"]
@@ -73,7 +73,7 @@ def dropped_line(
     return b'%b, "document": %b}' % (to_line(record)[:-1], entry.raw)
 
 
-def problem_line(problem: Problem) -> bytes:
+def problem_line(problem: InputProblem) -> bytes:
     """Return the line of an unreadable document."""
     return to_line(
         {

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from lmcore.data.input.batch import LineBatch, TextBatch
 from lmcore.data.input.document import key_missing, record_of, require_text
-from lmcore.data.input.problem import BadDocument, Problem
+from lmcore.data.input.problem import BadDocument, InputProblem
 
 __all__ = [
     "Document",
@@ -130,7 +130,7 @@ def to_line(record: dict[str, Any]) -> bytes:
 
 def documents_of(
     batch: LineBatch | TextBatch | EntryBatch, keys: FieldKeys
-) -> Iterator[Document | Problem]:
+) -> Iterator[Document | InputProblem]:
     """Yield the documents of *batch*, and a problem for each unreadable one."""
     if isinstance(batch, EntryBatch):
         for source, number, raw in batch.entries:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lmcore.data.input.batch import LineBatch, TextBatch
-from lmcore.data.input.problem import Problem, Reason
+from lmcore.data.input.problem import InputProblem, Reason
 from lmcore_data_tools.clean.counts import StepCounts, dropped_line, problem_line
 from lmcore_data_tools.clean.document import (
     Document,
@@ -77,7 +77,7 @@ class Processed:
     counts: dict[int, StepCounts] = field(default_factory=dict)
     dropped: list[bytes] = field(default_factory=list)
     bad: Counter[Reason] = field(default_factory=Counter)
-    problem: Problem | None = None
+    problem: InputProblem | None = None
     documents: int = 0
     bytes: int = 0
 
@@ -87,7 +87,7 @@ def process(batch: AnyBatch, segment: Segment) -> Processed:
     done = Processed(counts={row: StepCounts() for row, _ in segment.steps}, bytes=_size(batch))
     left: list[Document] = []
     for document in documents_of(batch, segment.fields):
-        if isinstance(document, Problem):
+        if isinstance(document, InputProblem):
             done.bad[document.reason] += 1
             done.problem = done.problem or document
             if segment.report_dropped:
