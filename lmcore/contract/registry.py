@@ -17,11 +17,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from lmcore.base.errors import PluginError
-from lmcore.model.command import Command
 
 if TYPE_CHECKING:
     from lmcore.contract.tokenizer import TokenizerFactory
     from lmcore.model.checkpoint_format import CheckpointFormat
+    from lmcore.model.command import Command  # noqa: F401 - in the text of a base class
     from lmcore.model.family import Family
     from lmcore.model.training_engine import TrainingEngine
 
@@ -152,7 +152,7 @@ class OptionRegistry(_Registry[type]):
         self.found[self._name] = section
 
 
-class CommandRegistry(_Registry[Command]):
+class CommandRegistry(_Registry["Command"]):
     """Registry of the hook `lmcore_add_commands`."""
 
     kind = "command"
@@ -192,7 +192,10 @@ class CommandRegistry(_Registry[Command]):
                 f"registers the command `{name}` with the target {load!r:.100}",
                 why="a target is written `package.module:function`",
             )
-        self.found[claimed] = Command(claimed, self._summary(claimed, summary), load)
+        # Here: a process that trains needs no commands.
+        from lmcore.model import command
+
+        self.found[claimed] = command.Command(claimed, self._summary(claimed, summary), load)
 
     def _check_group(self, name: str) -> None:
         """Raise if a word would be both a command and a group of commands."""

@@ -77,13 +77,15 @@ def printed(script: str, seen: set[str]) -> Iterator[str]:
             if (BENCHMARKS / f"{node.module}.py").exists():
                 if node.module not in seen:
                     yield from printed(node.module, seen)
-            elif node.module.startswith("lmcore."):
+            elif node.module.partition(".")[0] in {"lmcore", "lmcore_data_tools"}:
                 yield from constants(node.module, {one.name for one in node.names})
 
 
 def constants(module: str, names: set[str]) -> Iterator[str]:
     """Yield the strings in constants of lmcore: rows may have the names of a table of it."""
     path = ROOT / f"{module.replace('.', '/')}.py"
+    if not module.startswith("lmcore."):
+        path = ROOT / "plugins/data-tools/src" / path.relative_to(ROOT)
     for node in ast.parse(path.read_text(encoding="utf-8")).body if path.exists() else ():
         target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
         if isinstance(target, ast.Name) and target.id in names:

@@ -146,7 +146,9 @@ def test_help_shows_it(extension, capsys) -> None:
     """Its command and its flags are listed under its own titles."""
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
-    assert "\nplugin example:\n  example-exercises Print arithmetic exercises" in text
+    assert (
+        "\nplugin example:\n  example-exercises\n              Print arithmetic exercises" in text
+    )
     assert main(["train", "--help"]) == 0
     assert "\nplugin example: Options of the example plugin.\n" in capsys.readouterr().out
     assert main(["data", "corpora", "--json"]) == 0

@@ -92,7 +92,11 @@ def _states(content: bytes) -> list[tuple[str, str]]:
             if not module_name.startswith("torch.distributed"):
                 return super().find_class(module_name, global_name)
             if global_name.startswith("_MEM"):
-                return lambda *arguments: (global_name, arguments)
+                # Versions of Python pickle members of an enumeration by number or by name.
+                members = super().find_class(module_name, global_name)
+                numbers = {one.name: (global_name, (one.value,)) for one in members}
+                call = staticmethod(lambda *arguments: (global_name, arguments))
+                return type(global_name, (), {"__new__": call, **numbers})
 
             def set_state(_self: object, state: object) -> None:
                 states.append((f"{module_name}.{global_name}", repr(state).partition("<")[0]))

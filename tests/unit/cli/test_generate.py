@@ -113,7 +113,7 @@ class TestOutput:
         """Many samples need no memory for the later ones when the first ones begin."""
         request = Mock(side_effect=Request)
         monkeypatch.setattr(sampler, "Request", request)
-        monkeypatch.setattr(sampler.Engine, "run", Mock(side_effect=InterruptedError))
+        monkeypatch.setattr(sampler.ContinuousBatch, "run", Mock(side_effect=InterruptedError))
         with pytest.raises(InterruptedError):
             generate("--prompt", "ab", "--tokens", "2", "--num-samples", "1000")
         assert request.call_count == 16  # those that run, and as many that wait

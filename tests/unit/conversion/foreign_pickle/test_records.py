@@ -81,7 +81,9 @@ def test_objects_of_other_programs_become_records(tmp_path: Path) -> None:
     assert_same(MegatronState(tmp_path), MemoryState(GPT))
     args = values_of(load_content(path)["args"])
     assert args is not None
-    assert str(args["attention_backend"]) == "megatron.test_objects.AttnBackend(5)"
+    # By number or by name: versions of Python pickle members of an enumeration in either way.
+    backend = str(args["attention_backend"])
+    assert backend in {f"megatron.test_objects.AttnBackend({one})" for one in ("5", "auto")}
 
 
 def test_code_is_refused_and_named(tmp_path: Path) -> None:
