@@ -20,7 +20,7 @@ NOT_THERE = "memory_stats reset_peak_memory empty_cache pin_memory new_stream ne
 
 @hookimpl
 def lmcore_plugin_info():
-    return PluginInfo("goodchip", api=">=1,<2", provides=("goodchip",), summary="a good chip")
+    return PluginInfo("goodchip", api=">=1.3,<2", provides=("goodchip",), summary="a good chip")
 
 
 @hookimpl

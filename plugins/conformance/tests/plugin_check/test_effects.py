@@ -223,10 +223,10 @@ def test_private_modules_by_computed_names(install, check):
         import importlib
 
         def load():
-            importlib.import_module(".".join(("lmcore", "thr" + "eads")))
-            __import__("23crc.erocml"[::-1])
-            exec("from lmcore" + ".durable import machine")
-            importlib.import_module(".".join(("lmcore", "errors")))
+            importlib.import_module(".".join(("lmcore", "base", "thr" + "eads")))
+            __import__("23crc.esab.erocml"[::-1])
+            exec("from lmcore" + ".base.durable import machine")
+            importlib.import_module(".".join(("lmcore", "base", "errors")))
         """,
     )
     status, found = check("guest")

@@ -7,7 +7,7 @@ from lmcore_extra import WRONG
 
 @hookimpl
 def lmcore_plugin_info():
-    return PluginInfo("onlyops", api=">=1,<2")
+    return PluginInfo("onlyops", api=">=1.3,<2")
 
 
 def _wide_only(context):

@@ -7,7 +7,7 @@ from lmcore_extra import WRONG
 
 @hookimpl
 def lmcore_plugin_info():
-    return PluginInfo("slowstager", api=">=1,<2")
+    return PluginInfo("slowstager", api=">=1.3,<2")
 
 
 @hookimpl
