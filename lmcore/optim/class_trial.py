@@ -7,6 +7,7 @@ that a checkpoint would have, and warns if the weights are not bitwise the unint
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,17 +17,18 @@ from torch import Tensor, nn
 
 from lmcore.base.errors import ConfigError
 from lmcore.optim.adapter import (
+    CONSTANTS,
+    NumberPath,
     StateFacts,
     TorchOptimizer,
-    call_if_defined,
     fixed_random_numbers,
-    step_class,
+    flatten,
+    numbers,
+    outside_state,
+    trial_steps,
 )
-from lmcore.optim.class_state import NumberPath, constants, flatten, numbers
 from lmcore.optim.imported_class import ImportedClass, error_text
 from lmcore.optim.optimizer import ParameterGroup
-
-__all__ = ["create_torch_optimizer"]
 
 logger = logging.getLogger(__name__)
 
@@ -34,8 +36,7 @@ _SHAPES = ((4, 6), (6,))
 _STEPS = 23
 """Number of steps; a prime, so that counters outside of the instance are out of phase later."""
 _INTERRUPTIONS = (3, 8, 17)
-_ROWS_STEPS = 2
-_SAVED = "tensors and numbers in `state`, and numbers in `param_groups` and attributes, are saved"
+_ROWS, _ROWS_STEPS = slice(0, 2), 2
 
 
 def create_torch_optimizer(
@@ -46,17 +47,12 @@ def create_torch_optimizer(
     elementwise: bool = False,
     warns: bool = True,
 ) -> TorchOptimizer:
-    """Return an optimizer of an imported class, after a trial of the class.
+    """Return an optimizer of the class "module:Class" with arguments "key=value", after a trial.
 
     A class that does not resume bitwise in the trial is accepted with a warning.
 
-    Args:
-        groups: Parameters to train, from `parameter_groups`.
-        path: Import path of the class, "module:Class".
-        arguments: Arguments of the class, as "key=value".
-        elementwise: True if the user says that the class updates each weight from its own
-            gradient and state alone, so that parameters may be sharded.
-        warns: True to log a warning; one rank of a run is enough.
+    With *elementwise* the user says that the class updates each weight from its own gradient and
+    state alone, so that parameters may be sharded.  One rank of a run *warns*.
 
     Raises:
         ConfigError: There is no such class, it refuses its arguments, or it cannot train here.
@@ -69,23 +65,25 @@ def create_torch_optimizer(
         _check_rows(imported, groups, weights[_ROWS_STEPS - 1])
     if facts.steps > _INTERRUPTIONS[-1]:
         fault: str | None = f"its state still changes its structure in step {facts.steps}"
-        facts = StateFacts(2, facts.group_numbers, facts.attribute_numbers)
+        facts = StateFacts(2, facts.numbers)
     else:
         fault = _difference(imported, groups, facts, weights)
-    if fault and warns:
+    warning = None
+    if fault:
         warning = ConfigError(
             f"`--optimizer {path}` does not resume bitwise: a resumed run would differ from an "
             "uninterrupted one",
             why=f"in a trial of {_STEPS} steps {fault}",
-            hint=f"{_SAVED}; if the run may be interrupted, choose another class",
+            hint="tensors and numbers in `state`, and numbers in `param_groups` and attributes, "
+            "are saved; if the run may be interrupted, choose another class",
         )
-        logger.warning("%s", warning)
-    elif facts.steps > 2 and warns:
+    elif facts.steps > 2:
         warning = ConfigError(
             f"`--optimizer {path}` cannot resume from a checkpoint before step {facts.steps}",
             why=f"the structure of its state changes until step {facts.steps}",
             hint=f"save at step {facts.steps} or later, or resume with `--no-load-optim`",
         )
+    if warning and warns:
         logger.warning("%s", warning)
     return TorchOptimizer(groups, imported, facts)
 
@@ -96,30 +94,30 @@ def _uninterrupted(
     """Return the small parameters after each step, and properties of the class's state."""
     small = _small_groups(groups)
     parameters = _parameters(small)
-    instance = imported.create(small)
-    call_if_defined(instance, "train")
-    group_initial = [numbers(group) for group in instance.param_groups]
-    initial = numbers(vars(instance))
-    group_numbers: dict[NumberPath, float | Tensor] = {}
-    attribute_numbers: dict[NumberPath, float | Tensor] = {}
     structure: Any = None
     complete = 0
+    initial: list[dict[NumberPath, float | Tensor]] = []
+    changed: dict[NumberPath, float | Tensor] = {}
     weights: list[list[Tensor]] = []
-    for step in range(_STEPS):
-        for group in instance.param_groups:
-            group["lr"] = _rate(step)
-        step_class(imported.path, instance, _gradients(step), seed=step)
-        weights.append(_copies(parameters))
+    for step, instance in enumerate(trial_steps(imported, small, _STEPS, _gradient, _rate)):
+        now = [numbers(outside_state(instance, group)) for group in instance.param_groups]
+        if not step:
+            initial = now
+            continue
+        for before, after in zip(initial, now, strict=True):
+            changed |= {
+                path: number
+                for path, number in after.items()
+                if path not in before or float(before[path]) != float(number)
+            }
+        weights.append([parameter.detach().clone() for parameter in parameters])
         for parameter in parameters:
             for kind, leaf in flatten(instance.state[parameter]):
                 _check_leaf(imported.path, kind, leaf, parameter, elementwise=elementwise)
         found = [_structure(instance.state[parameter]) for parameter in parameters]
         if found != structure:
-            structure, complete = found, step + 1
-        for before, group in zip(group_initial, instance.param_groups, strict=True):
-            group_numbers |= _changed(before, numbers(group))
-        attribute_numbers |= _changed(initial, numbers(vars(instance)))
-    return weights, StateFacts(max(complete, 2), group_numbers, attribute_numbers)
+            structure, complete = found, step
+    return weights, StateFacts(max(complete, 2), changed)
 
 
 def _difference(
@@ -145,9 +143,8 @@ def _difference(
                 if fault:
                     return f"{fault} after step {begin}"
             for step in range(begin, end):
-                gradient = _gradients(step)
                 for parameter in parameters:
-                    parameter.grad = gradient(parameter)
+                    parameter.grad = _gradient(step, parameter)
                 with fixed_random_numbers(parameters[0].device, step):
                     optimizer.step(_rate(step))
                 if not all(map(_same, parameters, weights[step])):
@@ -188,16 +185,13 @@ def _check_rows(
     imported: ImportedClass, groups: Sequence[ParameterGroup], whole: Sequence[Tensor]
 ) -> None:
     """Raise unless rows alone are updated as they are within the *whole* parameters."""
-    rows = slice(0, 2)
-    small = _small_groups(groups, rows)
-    instance = imported.create(small)
-    call_if_defined(instance, "train")
-    for step in range(_ROWS_STEPS):
-        for group in instance.param_groups:
-            group["lr"] = _rate(step)
-        step_class(imported.path, instance, _gradients(step, rows), seed=step)
+    small = _small_groups(groups, _ROWS)
+    for _ in trial_steps(
+        imported, small, _ROWS_STEPS, lambda step, part: _gradient(step, part, _ROWS), _rate
+    ):
+        pass
     for part, expected in zip(_parameters(small), whole, strict=True):
-        if not torch.allclose(part, expected[rows], rtol=1e-5, atol=1e-6):
+        if not torch.allclose(part, expected[_ROWS], rtol=1e-5, atol=1e-6):
             raise ConfigError(
                 f"`--optimizer {imported.path}` is not elementwise",
                 why="it updates the first rows of a parameter otherwise if they are alone",
@@ -206,6 +200,8 @@ def _check_rows(
 
 
 def _check_leaf(path: str, kind: str, leaf: Any, parameter: Tensor, *, elementwise: bool) -> None:
+    if isinstance(leaf, CONSTANTS):
+        return
     what = f"`--optimizer {path}` keeps `{kind}`"
     if not isinstance(leaf, (Tensor, int, float)) or "." in kind:
         raise ConfigError(
@@ -243,11 +239,11 @@ def _parameters(groups: Sequence[ParameterGroup]) -> list[nn.Parameter]:
     return [parameter for group in groups for parameter in group.parameters]
 
 
-def _gradients(step: int, rows: slice = slice(None)) -> Any:
-    """Return a function that returns *rows* of the gradient of a small parameter."""
+def _gradient(step: int, parameter: Tensor, rows: slice = slice(None)) -> Tensor:
+    """Return *rows* of the gradient of a small parameter in a step."""
     generator = torch.Generator().manual_seed(step)
     gradients = {len(shape): torch.randn(shape, generator=generator) for shape in _SHAPES}
-    return lambda parameter: gradients[parameter.ndim][rows].to(parameter)
+    return gradients[parameter.ndim][rows].to(parameter)
 
 
 def _rate(step: int) -> float:
@@ -255,26 +251,15 @@ def _rate(step: int) -> float:
     return 1e-3 * (1 + step % 3)
 
 
-def _copies(parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-    return [parameter.detach().clone() for parameter in parameters]
-
-
-def _structure(state: Any) -> Any:
+def _structure(state: Any) -> dict[str, Any]:
     """Return all of a state but its values."""
-    leaves = {
-        kind: (leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else type(leaf)
-        for kind, leaf in flatten(state)
-    }
-    return leaves, list(constants(state))
-
-
-def _changed(
-    before: Mapping[NumberPath, float | Tensor], after: Mapping[NumberPath, float | Tensor]
-) -> dict[NumberPath, float | Tensor]:
     return {
-        path: number
-        for path, number in after.items()
-        if path not in before or float(before[path]) != float(number)
+        kind: (leaf.shape, leaf.dtype)
+        if isinstance(leaf, Tensor)
+        else copy.copy(leaf)
+        if isinstance(leaf, CONSTANTS)
+        else type(leaf)
+        for kind, leaf in flatten(state)
     }
 
 

@@ -14,8 +14,6 @@ import torch
 from lmcore.base.errors import ConfigError, suggestion
 from lmcore.optim.optimizer import ParameterGroup
 
-__all__ = ["INITIAL_RATE", "ImportedClass", "error_text", "load_class", "parse_arguments"]
-
 INITIAL_RATE = 1e-3
 """Learning rate of new instances; the run sets another before each step."""
 _OURS = {
@@ -51,8 +49,8 @@ class ImportedClass:
         Raises:
             ConfigError: There is no such class, or an argument is wrong.
         """
-        optimizer_class = load_class(path)
-        return cls(path, optimizer_class, parse_arguments(arguments, optimizer_class, path))
+        optimizer_class = _load_class(path)
+        return cls(path, optimizer_class, _parse_arguments(arguments, optimizer_class, path))
 
     def create(self, groups: Sequence[ParameterGroup]) -> torch.optim.Optimizer:
         """Return an instance for *groups*.
@@ -85,12 +83,7 @@ class ImportedClass:
         return instance
 
 
-def load_class(path: str) -> type[Any]:
-    """Return the class of the import path "module:Class".
-
-    Raises:
-        ConfigError: There is no such module or class, or it is no optimizer that can train here.
-    """
+def _load_class(path: str) -> type[torch.optim.Optimizer]:
     module_name, _, name = path.partition(":")
     if not module_name or not name:
         raise ConfigError(f"`--optimizer {path}` names no class", hint=_USABLE)
@@ -107,15 +100,14 @@ def load_class(path: str) -> type[Any]:
             if missing
             else f"`python -c 'import {module_name}'` shows where it fails",
         ) from error
-    found_class = getattr(module, name, None)
-    classes = [
-        key
+    classes = {
+        key: value
         for key, value in vars(module).items()
         if inspect.isclass(value)
         and issubclass(value, torch.optim.Optimizer)
         and value is not torch.optim.Optimizer
-    ]
-    if found_class is None:
+    }
+    if getattr(module, name, None) is None:
         raise ConfigError(
             f"`--optimizer {path}`: `{module_name}` has no `{name}`",
             hint=suggestion(name, classes) if classes else _USABLE,
@@ -126,7 +118,7 @@ def load_class(path: str) -> type[Any]:
             why="it is not a class derived from `torch.optim.Optimizer`",
             hint=suggestion(name, classes) if classes else _USABLE,
         )
-    closure = inspect.signature(found_class.step).parameters.get("closure")
+    closure = inspect.signature(classes[name].step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         raise ConfigError(
             f"`--optimizer {path}` needs a closure",
@@ -134,16 +126,11 @@ def load_class(path: str) -> type[Any]:
             "once",
             hint="choose a class whose `step` can be called without a closure",
         )
-    assert isinstance(found_class, type), "it is among the classes"
-    return found_class
+    return classes[name]
 
 
-def parse_arguments(arguments: Sequence[str], kind: type[Any], path: str) -> dict[str, Any]:
-    """Return the values of "key=value" arguments: Python literals, `true`, `false`, or text.
-
-    Raises:
-        ConfigError: An argument is malformed, unknown to the class, or set by the run.
-    """
+def _parse_arguments(arguments: Sequence[str], kind: type[Any], path: str) -> dict[str, Any]:
+    """Return the values of "key=value" arguments: Python literals, `true`, `false`, or text."""
     known = _parameters(kind)
     values: dict[str, Any] = {}
     for argument in arguments:
