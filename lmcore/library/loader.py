@@ -3,10 +3,16 @@
 In one process the batches equal the batches of the user's loader, with the same draws from torch's
 random generators.  With several ranks there is one global order of batches, and each round of it
 has one batch for each rank; see `lmcore.library.batch_order`.
+
+torch gives each worker of a `DataLoader` a copy of an `IterableDataset`, which reads all samples:
+with two workers every sample comes twice, unless the dataset divides itself by
+`torch.utils.data.get_worker_info`.  Here worker w of W keeps samples w, w + W, ...; a dataset that
+looks at the information, or whose `worker_init_fn` does, has divided itself and is left alone.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
@@ -15,6 +21,7 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor
+from torch.utils import data
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -23,7 +30,7 @@ from torch.utils.data import (
     IterableDataset,
 )
 
-from lmcore.base.errors import ConfigError, counted
+from lmcore.base.errors import ConfigError, RunError, counted
 from lmcore.data.loading.device_prefetch import BatchCopier, CopiedAhead, copies_ahead
 from lmcore.data.loading.nested import map_tensors, to_device
 from lmcore.library.batch_order import (
@@ -38,7 +45,6 @@ from lmcore.library.batch_order import (
     sharding_sampler,
 )
 from lmcore.library.epoch import Epoch, RecentEpochs
-from lmcore.library.worker_share import shared_by_workers
 
 if TYPE_CHECKING:
     from lmcore.runtime.runtime import Runtime
@@ -94,7 +100,7 @@ class ShardedLoader:
     that every sample is seen and all ranks have the same number of batches; a `DataLoader` with
     `drop_last=True` leaves the round out instead.
 
-    The workers of an `IterableDataset` share its samples; see `lmcore.library.worker_share`.
+    The workers of an `IterableDataset` share its samples; see `lmcore.library.loader`.
 
     If the length is known, ranks compare it before each epoch.  Without a length, each rank waits
     at the end of its epoch for the other ranks, and a difference is an error.  Neither sees a rank
@@ -338,3 +344,84 @@ def _require_batches(loader: Any) -> None:
             why=f"it was given a `{kind}`" + (", which has samples" if is_dataset else ""),
             hint=f"wrap it: `DataLoader({'dataset' if is_dataset else '...'}, batch_size=...)`",
         )
+
+
+_DIVIDING = frozenset({"id", "num_workers", "dataset"})
+"""Attributes of the information about a worker by which a dataset divides itself."""
+
+_SELF_SHARDING: Any = getattr(data, "IterDataPipe", ())
+"""Type of datasets that torch itself divides over workers."""
+
+
+def shared_by_workers(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """Return a loader whose workers share the samples; *loader* itself with fewer than two.
+
+    Args:
+        loader: Loader of an `IterableDataset`, which stays as it is.
+    """
+    if loader.num_workers < 2 or isinstance(loader.dataset, _SELF_SHARDING):
+        return loader
+    copied = copy.copy(loader)
+    values: dict[str, Any] = {"dataset": _Shared(loader.dataset), "_iterator": None}
+    values["worker_init_fn"] = _Watch(loader.worker_init_fn)
+    vars(copied).update(values)  # assignments to these attributes are refused
+    return copied
+
+
+class _WorkerInfo:
+    """Information about this worker, which records whether a dataset looks at it."""
+
+    def __init__(self, info: Any) -> None:
+        self.info, self.is_watched = info, False
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "info":  # of a copy that is being made
+            raise AttributeError(name)
+        value = getattr(self.info, name)
+        if name in _DIVIDING:
+            self.is_watched = True
+        return value.dataset if name == "dataset" else value
+
+
+class _Watch:
+    """Function that a worker calls at its start, before the user's."""
+
+    def __init__(self, function: Callable[[int], None] | None) -> None:
+        self.function = function
+
+    def __call__(self, worker_id: int) -> None:
+        from torch.utils.data._utils import worker
+
+        worker._worker_info = _WorkerInfo(worker._worker_info)  # type: ignore[assignment]  # noqa: SLF001
+        if self.function is not None:
+            self.function(worker_id)
+
+
+class _Shared(IterableDataset[Any]):
+    """The samples of a dataset that are this worker's."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __iter__(self) -> Iterator[Any]:
+        found: Any = data.get_worker_info()
+        if not isinstance(found, _WorkerInfo):  # another start of the worker's own
+            yield from self.dataset
+            return
+        divides = False
+        for index, sample in enumerate(self.dataset):
+            if index == 0:
+                divides = not found.is_watched
+            elif divides and found.is_watched:
+                raise RunError(
+                    f"`{type(self.dataset).__name__}` looks at `get_worker_info()` after its first "
+                    "sample",
+                    why="until then its samples were divided over the workers: others would be "
+                    "left out",
+                    hint="look at it at the beginning of `__iter__`, or pass `shard=False`",
+                )
+            if not divides or index % found.info.num_workers == found.info.id:
+                yield sample

@@ -34,9 +34,15 @@ from lmcore.checkpoint import (
 )
 from lmcore.contract.transfer.staging import stage_tensors
 from lmcore.library.exchange import check_same
-from lmcore.library.saved_replicas import SavedReplicas
-from lmcore.library.saved_tensors import SavedTensors, plain_name
-from lmcore.library.saved_value import decode, encode, has_tensors, is_value
+from lmcore.library.saved_tensors import (
+    SavedReplicas,
+    SavedTensors,
+    decode,
+    encode,
+    has_tensors,
+    is_value,
+    plain_name,
+)
 from lmcore.parallel.random_states import (
     named_random_states,
     random_state_name,

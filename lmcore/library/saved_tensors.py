@@ -1,18 +1,30 @@
-"""Tensors of models and optimizers by their names in a checkpoint of a session."""
+"""Contents of a session's checkpoint: tensors by name, other values as JSON, equal on all ranks.
+
+In JSON, a mapping with one reserved key is in the place of a tensor, of a mapping with keys that
+are no text (as schedulers of torch have), and of a number that is not finite (as the best loss so
+far may be).
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lmcore.base.errors import ConfigError
+from lmcore.base.errors import ConfigError, RunError
 from lmcore.contract.dtype import dtype_name
+from lmcore.parallel.mesh import ReplicaClass
+from lmcore.parallel.replica_comparison import ReplicaComparison
 from lmcore.parallel.tensor_layout import TensorLayout, local_part
+from lmcore.runtime.launch.rank import named_ranks
 
 if TYPE_CHECKING:
     from lmcore.checkpoint import Manifest
@@ -218,3 +230,159 @@ class SavedTensors:
                 hint="give the model too: its parameters name the optimizer's state",
             )
         return self._names[id(parameter)]
+
+
+_TENSOR = "tensor of the checkpoint"
+_ITEMS = "items of a mapping"
+_NUMBER = "number that is not finite"
+_SCALARS = (str, int, float, type(None))  # bool is an int
+
+
+def encode(name: str, value: Any, add: Callable[[str, Tensor], None]) -> Any:
+    """Return a value as JSON, and add its tensors to the checkpoint.
+
+    Args:
+        name: Name of the value in the checkpoint, such as "scheduler.base_lrs".
+        value: Value of JSON types and tensors.
+        add: Function that adds a tensor to the checkpoint, by its name.
+
+    Raises:
+        ConfigError: The value has something else.
+    """
+    if isinstance(value, Tensor):
+        add(name, value)
+        return {_TENSOR: name}
+    if isinstance(value, Mapping):
+        return _encoded_mapping(name, value, add)
+    if isinstance(value, (list, tuple)):
+        return [encode(f"{name}.{index}", each, add) for index, each in enumerate(value)]
+    if isinstance(value, float) and not math.isfinite(value):
+        return {_NUMBER: str(float(value))}
+    if not isinstance(value, _SCALARS):
+        raise ConfigError(
+            f"`save` of {type(value).__name__}, `{name}`",
+            why="it is neither a model, an optimizer, a tensor nor a JSON value, and has no "
+            "`state_dict`",
+            hint="objects are not pickled: save its numbers, texts, lists and dicts",
+        )
+    return value
+
+
+def _encoded_mapping(
+    name: str, value: Mapping[Any, Any], add: Callable[[str, Tensor], None]
+) -> Any:
+    for key in value:
+        if not isinstance(key, _SCALARS) or (isinstance(key, float) and not math.isfinite(key)):
+            raise ConfigError(
+                f"`save` of a mapping with the key {key!r}, `{name}`",
+                why=f"JSON has no key of type {type(key).__name__}",
+                hint="use texts or integers as keys, or save the list of its items",
+            )
+    encoded = {key: encode(f"{name}.{key}", each, add) for key, each in value.items()}
+    if all(isinstance(key, str) for key in encoded) and not encoded.keys() & _RESERVED:
+        return encoded
+    return {_ITEMS: [[key, each] for key, each in encoded.items()]}
+
+
+_RESERVED = {_TENSOR, _ITEMS, _NUMBER}
+
+
+def decode(value: Any, tensor_of: Callable[[str], Any] = str) -> Any:
+    """Return the value that `encode` was given, with lists in the places of tuples.
+
+    Args:
+        value: JSON value.
+        tensor_of: Function of the name of a tensor that returns it; by default, the name itself.
+    """
+    if isinstance(value, list):
+        return [decode(each, tensor_of) for each in value]
+    if not isinstance(value, dict):
+        return value
+    if value.keys() == {_TENSOR}:
+        return tensor_of(value[_TENSOR])
+    if value.keys() == {_NUMBER}:
+        return float(value[_NUMBER])
+    if value.keys() == {_ITEMS}:
+        return {key: decode(each, tensor_of) for key, each in value[_ITEMS]}
+    return {key: decode(each, tensor_of) for key, each in value.items()}
+
+
+def has_tensors(value: Any) -> bool:
+    """Return True if a JSON value of a checkpoint has names of tensors."""
+    if isinstance(value, dict):
+        return value.keys() == {_TENSOR} or any(map(has_tensors, value.values()))
+    return isinstance(value, list) and any(map(has_tensors, value))
+
+
+def is_value(value: Any) -> bool:
+    """Return True if a value has JSON types and tensors only."""
+    if isinstance(value, Mapping):
+        return all(map(is_value, value.values()))
+    if isinstance(value, (list, tuple)):
+        return all(map(is_value, value))
+    return isinstance(value, (*_SCALARS, Tensor))
+
+
+class SavedReplicas:
+    """Comparison of the values of a checkpoint that must be equal on all ranks."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        """Compare nothing yet.
+
+        Args:
+            runtime: Device and processes.
+        """
+        self._runtime, self._comparison = runtime, ReplicaComparison(runtime)
+
+    def check(self, weights: Mapping[str, Tensor], groups: Mapping[str, Any]) -> None:
+        """Check that all ranks have equal values; all ranks must call it.
+
+        Args:
+            weights: Parameters that every rank holds whole, by name, the same names on all ranks.
+            groups: Parameter groups of optimizers as JSON values, by the name of the optimizer.
+
+        Raises:
+            RunError: Values differ; on all ranks, with the ranks and likely causes.
+        """
+        processes = self._runtime.processes
+        if processes is None:
+            return
+        digest = hashlib.sha256(json.dumps(groups, sort_keys=True).encode()).hexdigest()
+        subject = "the hyperparameters of optimizers"
+        lines: list[str] = []
+        if len(set(processes.gather(digest, subject))) > 1:
+            lines = [*_differences(processes.gather(groups, subject))]
+        ranks = np.arange(self._runtime.rank.world_size)[None]
+        drift = self._comparison.find_drift([ReplicaClass(ranks, weights)]) if weights else None
+        if drift is None and not lines:
+            return
+        if drift is None:
+            raise RunError(
+                "`save`: the ranks have different hyperparameters",
+                why="\n".join(lines),
+                hint="give schedulers values that are equal on all ranks: "
+                "`scheduler.step(rt.all_reduce(loss))`",
+            )
+        lines = [*drift.lines, *lines]
+        raise RunError(
+            f"`save`: replicas differ: {drift.title}, on {named_ranks(drift.ranks)}",
+            why="\n".join(lines),
+            hint="set weights and hyperparameters alike on all ranks, as by `rt.broadcast`, and "
+            "give schedulers equal values: `scheduler.step(rt.all_reduce(loss))`; else suspect the "
+            "memory or the device of a rank",
+        )
+
+
+def _differences(of_ranks: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield lines about hyperparameters that differ.
+
+    Args:
+        of_ranks: Parameter groups of each rank, by the name of the optimizer.
+    """
+    for name, groups in of_ranks[0].items():
+        for index, group in enumerate(groups):
+            for key in group["values"]:
+                found = [own[name][index]["values"].get(key) for own in of_ranks]
+                if any(value != found[0] for value in found):
+                    values = ", ".join(f"rank {rank}: {value}" for rank, value in enumerate(found))
+                    yield f"`{key}` of group {index} of `{name}`: {values}"

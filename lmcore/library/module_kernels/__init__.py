@@ -12,8 +12,7 @@ from lmcore.base.errors import ConfigError, LmcoreError
 from lmcore.library.module_kernels.attention import replace_attention, replace_rotary
 from lmcore.library.module_kernels.choice import group
 from lmcore.library.module_kernels.feed_forward import replace_feed_forwards
-from lmcore.library.module_kernels.linear import replace_linears
-from lmcore.library.module_kernels.norms import replace_norms
+from lmcore.library.module_kernels.layers import replace_linears, replace_norms
 from lmcore.library.module_kernels.optimizer import is_changed, replace_update
 from lmcore.library.module_kernels.report import KernelReport
 from lmcore.library.module_kernels.vocabulary_loss import replace_loss

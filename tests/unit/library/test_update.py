@@ -16,7 +16,7 @@ from user_loop import batches, make
 import lmcore
 from lmcore import contract
 from lmcore.base.errors import ConfigError, RunError
-from lmcore.library.finite_check import FiniteCheck
+from lmcore.library.losses import FiniteCheck
 
 
 def plain_losses(accumulated: int = 1) -> list[float]:

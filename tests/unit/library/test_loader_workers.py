@@ -12,8 +12,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from lmcore.library.loader import shard_loader
-from lmcore.library.worker_share import _WorkerInfo
+from lmcore.library.loader import _WorkerInfo, shard_loader
 from lmcore.runtime.launch.rank import RankInfo
 
 create_device = pytest.importorskip("lmcore_cpu.device").create_device
