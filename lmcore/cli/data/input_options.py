@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from lmcore.cli.data.prepare_section import PrepareSection
     from lmcore.config.section.input import InputSection
     from lmcore.data.input.options import InputOptions
-    from lmcore.data.prepare.sentence.splitter import SentenceOptions
+    from lmcore.data.prepare.sentences import SentenceOptions
 
 __all__ = ["input_options", "sentence_options"]
 
@@ -55,7 +55,7 @@ def sentence_options(section: PrepareSection) -> SentenceOptions | None:
     if not section.split_sentences and not section.presplit_sentences:
         _require_unset(section, ("sentence_splitter", "lang", "punkt_model", "keep_newlines"))
         return None
-    from lmcore.data.prepare.sentence.splitter import SentenceOptions
+    from lmcore.data.prepare.sentences import SentenceOptions
 
     if section.presplit_sentences:
         _require_unset(section, ("sentence_splitter", "lang", "punkt_model"))

@@ -21,7 +21,7 @@ from lmcore.config.tokenizer import BUILT_IN_TYPES, TokenizerSettings
 if TYPE_CHECKING:
     from lmcore.data.gpt2_preload import BpePreload
     from lmcore.data.prepare.run import PrepareReport, PrepareRequest
-    from lmcore.data.prepare.sentence.splitter import SentenceSplitter
+    from lmcore.data.prepare.sentences import SentenceSplitter
     from lmcore.data.tokenizer import Tokenizer
 
 __all__ = ["run"]
@@ -135,7 +135,7 @@ def _splitter(section: PrepareSection) -> SentenceSplitter | None:
     options = sentence_options(section)
     if options is None:
         return None
-    from lmcore.data.prepare.sentence.splitter import build_splitter
+    from lmcore.data.prepare.sentences import build_splitter
 
     return build_splitter(options)
 

@@ -14,8 +14,7 @@ from lmcore.config.option import option
 from lmcore.config.options.command_line import parse_section
 
 if TYPE_CHECKING:
-    from lmcore.data.tools.split_indexed import IndexedSplitReport
-    from lmcore.data.tools.split_json import JsonSplitReport
+    from lmcore.data.tools.split import IndexedSplitReport, JsonSplitReport
 
 __all__ = ["SplitSection", "run"]
 
@@ -102,7 +101,7 @@ def _flag(name: str) -> str:
 
 
 def _split_lines(section: SplitSection) -> JsonSplitReport:
-    from lmcore.data.tools.split_json import split_json
+    from lmcore.data.tools.split import split_json
 
     assert section.output_dir is not None
     report = split_json(
@@ -119,7 +118,7 @@ def _split_lines(section: SplitSection) -> JsonSplitReport:
 def _split_indexed(section: SplitSection) -> IndexedSplitReport:
     from lmcore.config.derived.data_source import without_ending
     from lmcore.data.tools.merge import chosen_datasets
-    from lmcore.data.tools.split_indexed import split_indexed
+    from lmcore.data.tools.split import split_indexed
 
     assert section.output_prefix is not None
     assert section.samples is not None

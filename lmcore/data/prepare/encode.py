@@ -22,7 +22,7 @@ from lmcore.data.input.compression import BOM
 from lmcore.data.input.document import byte_order_mark, text_of
 from lmcore.data.input.problem import BadDocument, InputProblem
 from lmcore.data.prepare.encode_types import EncodedBatch, EncodePlan, KeyTokens
-from lmcore.data.prepare.sentence.splitter import SentenceSplitter
+from lmcore.data.prepare.sentences import SentenceSplitter
 from lmcore.data.tokenizer import Tokenizer
 from lmcore.data.tokenizer.native import BlockTokens, EncodesBlocks
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from lmcore.data.input.problem import InputProblem, Reason
 
 if TYPE_CHECKING:
-    from lmcore.data.prepare.sentence.splitter import SentenceSplitter
+    from lmcore.data.prepare.sentences import SentenceSplitter
 
 __all__ = ["EncodePlan", "EncodedBatch", "KeyTokens"]
 

@@ -30,14 +30,15 @@ from lmcore.data.input.read import read_input
 from lmcore.data.prepare.encode import encode_batch
 from lmcore.data.prepare.encode_types import EncodedBatch, EncodePlan
 from lmcore.data.prepare.partial_output import PartialOutput, state_path
-from lmcore.data.prepare.preflight import check_request, request_problems
 from lmcore.data.prepare.request import (
     KeyReport,
     PrepareProgress,
     PrepareReport,
     PrepareRequest,
     ProgressCallback,
+    check_request,
     document_prefix,
+    request_problems,
 )
 from lmcore.data.prepare.resume_state import (
     Identity,

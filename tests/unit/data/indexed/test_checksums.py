@@ -19,7 +19,7 @@ from lmcore.data.tokenizer import ByteTokenizer
 from lmcore.data.tools.inspect import inspect
 from lmcore.data.tools.merge import merge
 from lmcore.data.tools.repair import RepairRequest, repair
-from lmcore.data.tools.split_indexed import split_indexed
+from lmcore.data.tools.split import split_indexed
 
 EVERY = (0, 1)
 

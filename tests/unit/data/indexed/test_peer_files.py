@@ -12,7 +12,7 @@ from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.indexed.idx_reader import read_index
 from lmcore.data.tools.merge import merge
 from lmcore.data.tools.repair import RepairRequest, repair
-from lmcore.data.tools.split_indexed import split_indexed
+from lmcore.data.tools.split import split_indexed
 
 pytestmark = [
     pytest.mark.peer,

@@ -12,7 +12,7 @@ import pytest
 from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.prepare.encode import encode_sentences
 from lmcore.data.prepare.run import PrepareRequest, prepare
-from lmcore.data.prepare.sentence.splitter import SentenceOptions, build_splitter
+from lmcore.data.prepare.sentences import SentenceOptions, build_splitter
 from lmcore.data.tokenizer import ByteTokenizer
 
 LINES = build_splitter(SentenceOptions("lines"))

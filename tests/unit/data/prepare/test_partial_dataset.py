@@ -15,7 +15,7 @@ from lmcore.data.indexed.metadata import read_metadata
 from lmcore.data.prepare import partial_dataset
 from lmcore.data.prepare.partial_dataset import shuffle_documents
 from lmcore.data.prepare.run import PrepareRequest, prepare
-from lmcore.data.prepare.sentence.splitter import SentenceOptions, build_splitter
+from lmcore.data.prepare.sentences import SentenceOptions, build_splitter
 from lmcore.data.tokenizer import ByteTokenizer
 from lmcore.data.tools.inspect import inspect
 

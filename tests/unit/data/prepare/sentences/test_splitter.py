@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmcore.base.errors import ConfigError, MissingPackageError
-from lmcore.data.prepare.sentence.splitter import SentenceOptions, build_splitter
+from lmcore.data.prepare.sentences import SentenceOptions, build_splitter
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nltk.tokenize import punkt
 
 from lmcore.base.errors import ConfigError, DataError, MissingPackageError
-from lmcore.data.prepare.sentence.splitter import SentenceOptions, build_splitter
+from lmcore.data.prepare.sentences import SentenceOptions, build_splitter
 
 _WORDS = """
     Dr. Smith went p.m. U.S. They he Louis Mo. ... ! ? 3.5 percent e.g. J. end. Été. ( )

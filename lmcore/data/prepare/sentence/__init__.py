@@ -1,1 +1,0 @@
-"""Sentence splitting for `lmcore data prepare --split-sentences`."""
