@@ -9,9 +9,9 @@ from lmcore.base.errors import ConfigError, LmcoreError
 from lmcore.config.derived.layout import ParallelLayout
 from lmcore.config.rules import Problems, Rule
 from lmcore.config.rules.checkpoint import CHECKPOINT_RULES, PATH_RULES
-from lmcore.config.rules.data import DATA_RULES
+from lmcore.config.rules.data import DATA_RULES, TOKENIZER_RULES
 from lmcore.config.rules.engine import ENGINE_RULES
-from lmcore.config.rules.model import MODEL_RULES
+from lmcore.config.rules.model import MODEL_RULES, TASK_RULES
 from lmcore.config.rules.needs import NEED_RULES
 from lmcore.config.rules.optimizer import OPTIMIZER_RULES
 from lmcore.config.rules.parallel import (
@@ -20,12 +20,10 @@ from lmcore.config.rules.parallel import (
     layout_problems,
     world_size_problem,
 )
-from lmcore.config.rules.profile import profile_problems
-from lmcore.config.rules.task import TASK_RULES
-from lmcore.config.rules.tokenizer import TOKENIZER_RULES
 from lmcore.config.rules.training import (
     TRAINING_RULES,
     batch_size_problems,
+    profile_problems,
     train_iters,
     with_micro_batch,
 )
