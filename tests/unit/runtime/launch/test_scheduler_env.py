@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from lmcore.base.errors import ConfigError
-from lmcore.runtime.launch.launchers import LAUNCHERS
 from lmcore.runtime.launch.rank import RankInfo, rank_info
-from lmcore.runtime.launch.scheduler_env import translate
+from lmcore.runtime.launch.scheduler_env import LAUNCHERS, translate
 
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "5",
