@@ -26,8 +26,7 @@ from lmcore.generation.options import QUANTIZATIONS, precision_of
 from lmcore.generation.request import Continuation, Request
 from lmcore.generation.sampling.options import SamplingOptions
 from lmcore.generation.text_model import Execution
-from lmcore.generation.weights.fix import fix_weights
-from lmcore.generation.weights.quantization import GROUP, expanded_projection, quantize
+from lmcore.generation.weights.fix import GROUP, expanded_projection, fix_weights, quantize
 from lmcore.model.shape import ModelShape
 from lmcore.plugin import discover, select
 from lmcore.runtime.launch.rank import RankInfo
