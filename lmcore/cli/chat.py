@@ -12,9 +12,9 @@ from lmcore.cli.text.sample_output import standard_output
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from lmcore.generation.chat.conversation import Answer
     from lmcore.generation.chat.template import ChatTemplate
     from lmcore.generation.load import LoadedModel
-    from lmcore.generation.text.answers import Answer
     from lmcore.generation.text.sampler import SamplingSettings
 
 __all__ = ["chat", "continue_lines", "find_template"]
@@ -67,8 +67,7 @@ def chat(
         ConfigError: A message from a pipe does not fit, is not UTF-8, or the template refuses it.
         RunError: The model's logits are not finite.
     """
-    from lmcore.generation.chat.conversation import Conversation
-    from lmcore.generation.text.answers import Answers
+    from lmcore.generation.chat.conversation import Answers, Conversation
 
     dialogue = Dialogue(standard_output(), prompt=PROMPT, banner=BANNER, waits=waits)
     conversation = Conversation(Answers(settings, loaded), template, system=system)
@@ -106,7 +105,7 @@ def continue_lines(
         ConfigError: A line from a pipe does not fit, or is not UTF-8.
         RunError: The model's logits are not finite.
     """
-    from lmcore.generation.text.answers import Answers
+    from lmcore.generation.chat.conversation import Answers
     from lmcore.generation.text.prompt import encode_prompt
 
     dialogue = Dialogue(standard_output(), prompt="prompt>", banner=LINES_BANNER, waits=waits)

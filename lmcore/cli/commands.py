@@ -72,7 +72,7 @@ COMMANDS: Mapping[str, tuple[Command, ...]] = {
         Command(
             "plugin",
             "Write or check a plugin; the package lmcore-conformance adds the commands.",
-            "lmcore.cli.plugin.group:run",
+            "lmcore.cli.plugin:run",
         ),
     ),
 }

@@ -1,7 +1,8 @@
 """The command `lmcore run`: a Python script of the user in one process for each device.
 
 The process that the user starts chooses the device, without torch.  For several processes it starts
-this command again, once for each; the script runs in those, otherwise in this process.
+this command again, once for each; the script runs in those, otherwise in this process.  A flag of
+torchrun that changes nothing on one host is accepted.
 """
 
 from __future__ import annotations
@@ -19,9 +20,15 @@ from lmcore.base.signals import clean_termination
 from lmcore.cli.commands import known_commands
 from lmcore.cli.device_count import default_process_count
 from lmcore.cli.selection import find_plugins
-from lmcore.config.foreign.torchrun import torchrun_flags
 from lmcore.config.option import option, options_of
-from lmcore.config.options.command_line import parse_section, render_help, wants_help
+from lmcore.config.options.command_line import (
+    ForeignFlag,
+    Translation,
+    UnsupportedFlagError,
+    parse_section,
+    render_help,
+    wants_help,
+)
 from lmcore.runtime.device_choice import prepare_environment, select_device
 
 if TYPE_CHECKING:
@@ -264,3 +271,43 @@ def _set_only_process(rank: RankInfo) -> None:
     os.environ.update(rank.to_env())
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(reserved.getsockname()[1]))
     reserved.detach()  # open as long as this process
+
+
+_HOSTS = (
+    *("--nnodes", "--node-rank", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf"),
+    *("--master-addr", "--master-port", "--local-addr"),
+)
+_ONE_HOST = {
+    ("--nnodes", "1"),
+    ("--nnodes", "1:1"),
+    ("--node-rank", "0"),
+    ("--rdzv-backend", "c10d"),
+    ("--max-restarts", "0"),
+}
+"""Flags and values that ask for what `lmcore run` does."""
+
+
+def torchrun_flags() -> dict[str, ForeignFlag]:
+    """Return the flags of torchrun that have no equivalent in `lmcore run`, by name."""
+    return {
+        "--standalone": ForeignFlag(
+            "0", lambda _: Translation(no_effect="the processes of one host find each other")
+        ),
+        **{name: _translated(name) for name in (*_HOSTS, "--max-restarts")},
+    }
+
+
+def _translated(name: str) -> ForeignFlag:
+    def translate(values: tuple[str, ...]) -> Translation:
+        if (name, *values) in _ONE_HOST:
+            return Translation(no_effect="`lmcore run` does nothing else")
+        if name == "--max-restarts":
+            why = "processes that fail are not restarted"
+            hint = "leave it out, and restart the command: the script loads its last checkpoint"
+        else:
+            why = "`lmcore run` starts the processes of this host, which find each other"
+            hint = "leave it out on one host; on several use torchrun, or srun with `lmcore run`"
+        text = f"`{' '.join((name, *values))}` is not supported"
+        return Translation(problem=UnsupportedFlagError(text, why=why, hint=hint))
+
+    return ForeignFlag("1", translate)

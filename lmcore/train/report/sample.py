@@ -1,4 +1,4 @@
-"""SampleText text from the trained model at the end of a run."""
+"""Sample of text from the trained model at the end of a run."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from lmcore.data.tokenizer import ByteTokenizer, Tokenizer, build_tokenizer
 from lmcore.data.tokenizer.saved import save_tokenizer
 from lmcore.families.gpt.model import GPT
 from lmcore.families.op_binding import OpBinding
-from lmcore.generation.text import answers
+from lmcore.generation.chat import conversation
 from lmcore.model.shape import ModelShape
 
 POSITIONS = 96
@@ -177,7 +177,7 @@ class TestChat:
         def interrupted(*_arguments: object) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(answers, "generate_with_cache", interrupted)
+        monkeypatch.setattr(conversation, "generate_with_cache", interrupted)
         with pytest.raises(KeyboardInterrupt):
             chat("a", "b")
 

@@ -15,9 +15,7 @@ import pytest
 from suite import warm
 
 from lmcore.cli import doctor as doctor_command
-from lmcore.cli.doctor import core_checks
-from lmcore.cli.doctor import plugin as doctor_plugin
-from lmcore.cli.doctor.plugin import plugin_checks
+from lmcore.cli.doctor import core_checks, plugin_checks
 from lmcore.cli.main import main
 from lmcore.contract import CheckStatus
 from lmcore.data import native
@@ -253,7 +251,7 @@ def test_a_crash_in_the_devices_creation_is_a_row(rows):
 def test_a_crash_of_one_rank_names_that_rank(rows, monkeypatch):
     """The other's words, that its neighbour stopped, say less."""
     together = functools.partial(call_together, grace=0.5)  # the other can only wait
-    monkeypatch.setattr(doctor_plugin, "call_together", together)
+    monkeypatch.setattr(doctor_command, "call_together", together)
     found = rows(create='crash() if os.environ["PATIENT_RANK"] == "1" else None')
     assert found["device works"].status is CheckStatus.OK
     assert found["all-reduce"].detail.startswith("rank 1: the process was killed by SIGSEGV")
@@ -334,7 +332,7 @@ def test_a_device_that_hangs_is_stopped(rows, monkeypatch):
     """Its row says where it hangs, and the all-reduce has one too."""
     # Only the first has to come so far before it is stopped that it hangs in the plugin.
     shortly = functools.partial(call_together, timeout=1.0)
-    monkeypatch.setattr(doctor_plugin, "call_together", lambda calls, timeout: shortly(calls))
+    monkeypatch.setattr(doctor_command, "call_together", lambda calls, timeout: shortly(calls))
     found = rows(create="time.sleep(1000)", timeout=4.0)
     assert "stopped; it was in `lmcore_create_device`" in found["device works"].detail
     assert found["all-reduce"].status is CheckStatus.FAILED
@@ -380,10 +378,10 @@ def test_the_all_reduce_has_two_ranks_where_there_are_two_devices(
         found = {"name": "all-reduce", "status": "ok", "detail": "fine", "fix": None}
         return [Outcome((found,), "", "", 1.0) for _ in calls]
 
-    monkeypatch.setattr(doctor_plugin, "call_together", together)
-    monkeypatch.setattr(doctor_plugin, "_worker_env", lambda one, all_, place: place.to_env())
+    monkeypatch.setattr(doctor_command, "call_together", together)
+    monkeypatch.setattr(doctor_command, "_worker_env", lambda one, all_, place: place.to_env())
     whole = types.SimpleNamespace(probe=probe, distribution=record.distribution)
-    assert doctor_plugin._all_reduce(whole, plugins, 10.0).detail == "fine"
+    assert doctor_command._all_reduce(whole, plugins, 10.0).detail == "fine"
     assert places == [(str(rank), str(ranks)) for rank in range(ranks)]
 
 

@@ -24,10 +24,10 @@ from stand_in_engine import stand_in_for_deepspeed
 import lmcore
 from lmcore.base.errors import ConfigError, LmcoreError
 from lmcore.cli.data.prepare import PrepareSection
+from lmcore.cli.run import torchrun_flags
 from lmcore.config.foreign.generate import GivenModel, generate_flags
 from lmcore.config.foreign.megatron import FIXED, PREPARE_UNSUPPORTED, RENAMED, UNSUPPORTED
 from lmcore.config.foreign.megatron_flags import prepare_flags
-from lmcore.config.foreign.torchrun import torchrun_flags
 from lmcore.config.load import load_config
 from lmcore.config.option import Option, options_of
 from lmcore.config.options.flags import parse_flags
