@@ -16,7 +16,7 @@ COMMANDS: Mapping[str, tuple[Command, ...]] = {
     "model": (
         Command(
             "train",
-            "Train a GPT, Llama or BERT model; without arguments a small GPT on a bundled text.",
+            "Train a GPT, Llama, BERT or T5 model; by default a small GPT on a bundled text.",
             "lmcore.cli.train:run",
         ),
         Command("generate", "Continue a text with a trained model.", "lmcore.cli.generate:run"),

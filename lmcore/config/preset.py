@@ -111,6 +111,40 @@ _DEVLIN = "BERT (Devlin et al. 2018)"
 _SHOEYBI = "Megatron-LM (Shoeybi et al. 2019)"
 
 
+_T5: Mapping[str, Any] = {
+    "model_family": "t5",
+    "seq_length": 512,
+    "max_position_embeddings": 512,
+    "decoder_seq_length": 128,
+    "position_embedding_type": "relative",
+    "normalization": "RMSNorm",
+    "layernorm_epsilon": 1e-6,
+    "add_bias_linear": False,
+    "t5_scaled_attention": False,
+    "t5_head_bias": False,
+    "kv_channels": 64,
+    "vocab_size": 32128,
+    "lr": 1e-4,
+    "min_lr": 1e-5,
+    "lr_warmup_fraction": 0.01,
+}
+_ORIGINAL_T5 = {"t5_feed_forward": "relu", "t5_scaled_head": True}
+_LATER_T5 = {"t5_feed_forward": "gated-gelu", "untie_embeddings_and_output_weights": True}
+_RAFFEL = "T5 (Raffel et al. 2020); learning rate of Megatron-LM's example"
+
+
+def _t5(name: str, sizes: tuple[int, int, int, int], own: Mapping[str, Any], kind: str) -> Preset:
+    layers, hidden, heads, width = sizes
+    values = {
+        "num_layers": layers,
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "ffn_hidden_size": width,
+    }
+    summary = f"a T5, {kind}: {layers} layers twice, hidden {hidden}, {heads} heads, sequence 512"
+    return Preset(name, summary, {**_T5, **values, **own}, _RAFFEL)
+
+
 def _all_presets() -> tuple[Preset, ...]:
     small = (
         _gpt(
@@ -145,7 +179,12 @@ def _all_presets() -> tuple[Preset, ...]:
         _bert("bert-large", (24, 1024, 16), _ORIGINAL, kind="post-norm", source=_DEVLIN),
         _bert("bert-345m", (24, 1024, 16), {}, kind="pre-norm", source=_SHOEYBI),
     )
-    return (*small, llama, *bert, *large)
+    t5 = (
+        _t5("t5-small", (6, 512, 8, 2048), _ORIGINAL_T5, "the original"),
+        _t5("t5-base", (12, 768, 12, 3072), _ORIGINAL_T5, "the original"),
+        _t5("t5-1.1-small", (8, 512, 6, 1024), _LATER_T5, "version 1.1"),
+    )
+    return (*small, llama, *bert, *t5, *large)
 
 
 PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in _all_presets()}

@@ -22,8 +22,9 @@ from lmcore.config.section.model import ModelSection
 from lmcore.config.settings import LoadedConfig, Provenance
 from lmcore.config.tokenizer import TokenizerIdentity
 from lmcore.config.validate import ValidConfig
-from lmcore.model.family import family_of
+from lmcore.model.family import Family, ForwardFlops, family_of
 from lmcore.model.parameters import parameter_count
+from lmcore.model.shape import ModelShape
 from lmcore.model.vocabulary import pad_vocab_size, vocabulary_multiple
 
 __all__ = ["RunPlan", "resolve"]
@@ -91,10 +92,16 @@ def resolve(
         lr_decay_samples=decay,
         lr_warmup_samples=warmup,
         parameter_count=parameter_count(family.parameters(shape)),
-        flops_per_step=batch * family.forward_flops(shape, model.seq_length).of_training(),
+        flops_per_step=batch * _forward_flops(family, shape, config).of_training(),
         model_shape=_shape(model, padded),
         shape=shape,
     )
+
+
+def _forward_flops(family: Family, shape: ModelShape, config: Config) -> ForwardFlops:
+    if family.forward_flops_of is not None:
+        return family.forward_flops_of(shape, config)
+    return family.forward_flops(shape, config.model.seq_length)
 
 
 def _rows_of_checkpoint(loaded: LoadedConfig, resume: ResumePoint | None) -> int | None:

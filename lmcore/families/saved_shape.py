@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import sys
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ from typing import Any, TypeGuard
 
 from lmcore.base.errors import CheckpointError
 from lmcore.config.section import run_options
-from lmcore.model.family import named_family
+from lmcore.model.family import family_of, named_family
 from lmcore.model.shape import ModelShape
 
 __all__ = ["is_number", "read_shape"]
@@ -26,6 +27,8 @@ _KINDS: Mapping[str, tuple[str, type | tuple[type, ...]]] = {
     "str": ("a string", str),
 }
 _CHOICES = {name: option.choices for name, option in run_options().items() if option.choices}
+
+_BOUNDS = {name: (option.minimum, option.maximum) for name, option in run_options().items()}
 
 
 def is_number(value: object) -> TypeGuard[int | float]:
@@ -79,13 +82,20 @@ def _own_values(values: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
     own = {name: value for name, value in values.items() if name in known}
     if missing := sorted(set(known) - set(own)):
         return own, f"its shape lacks `{missing[0]}`"
-    for key, value in own.items():
-        usual = known[key]
-        if type(value) is not type(usual) or (type(value) is int and not 0 <= value < _MAX_WIDTH):
-            return own, f"`{key}` is `{value!s:.80}`, where a value such as `{usual}` is expected"
-        if key in _CHOICES and value not in _CHOICES[key]:
-            return own, f"`{key}` is `{value!s:.80}`, not one of {_CHOICES[key]}"
-    return own, None
+    problems = (_own_problem(key, value, known[key]) for key, value in own.items())
+    return own, next(filter(None, problems), None)
+
+
+def _own_problem(key: str, value: object, usual: object) -> str | None:
+    """Return what is wrong with the value of a family's own setting; None if nothing is."""
+    if type(value) is not type(usual) or (type(value) is int and not 0 <= value < _MAX_WIDTH):
+        return f"`{key}` is `{value!s:.80}`, where a value such as `{usual}` is expected"
+    if key in _CHOICES and value not in _CHOICES[key]:
+        return f"`{key}` is `{value!s:.80}`, not one of {_CHOICES[key]}"
+    least, most = _BOUNDS.get(key, (None, None))
+    if type(value) is int and not (least or 0) <= value <= (most or _MAX_WIDTH):
+        return f"`{key}` is {value}, not from {least or 0} to {most or _MAX_WIDTH}"
+    return None
 
 
 def _shape_problem(values: Mapping[str, Any]) -> str | None:
@@ -99,6 +109,12 @@ def _shape_problem(values: Mapping[str, Any]) -> str | None:
         groups = values["num_query_groups"]
         return f"num_attention_heads {heads} is not divisible by num_query_groups {groups}"
     shape = ModelShape(**values)
+    family = named_family(shape.model_family) or family_of(dataclasses.replace(shape, task=""))
+    if shape.position_embedding_type not in family.positions:
+        return (
+            f"`position_embedding_type` is `{shape.position_embedding_type}`, not one of "
+            f"{family.name}'s: {family.positions}"
+        )
     if shape.rotary and (shape.rotary_dim < 2 or shape.rotary_dim % 2):
         return f"{shape.rotary_dim} of a head's {shape.head_dim} channels cannot be rotated"
     return None

@@ -103,6 +103,8 @@ class Architecture:
         buffers: Pattern of the names of tensors in files that a model computes by itself.
         ignored: Pattern of the names of tensors in files that a model may lack the use of.
         generates: True if it generates text: the files name the tokens that begin and end one.
+        begins_decoder: True if it has a decoder beside an encoder: the files name the tokens that
+            begin and end the decoder's text, and the padding.
         with_tensors: Returns the shape that a model has according to the names in its files.
         hint: Advice for a model that it does not compute.
     """
@@ -121,6 +123,7 @@ class Architecture:
     spellings: Callable[[str], Sequence[str]] = _one_spelling
     ignored: re.Pattern[str] | None = None
     generates: bool = True
+    begins_decoder: bool = False
     with_tensors: Callable[[ModelShape, Collection[str]], ModelShape] = lambda shape, _names: shape
     hint: str = "train a model of one of these families to share it there"
 

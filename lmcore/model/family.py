@@ -146,6 +146,9 @@ class Family:
         body: Layers as seen by a head for a task (`--task`); None: there is no such head.
         every_position_is_a_target: True if no position of a sample is left out of the loss, unless
             an option masks it; False: the samples bring loss weights.
+        positions: Positional encodings (`--position-embedding-type`) that its models may have.
+        forward_flops_of: `forward_flops` by the shape and all settings, a `Config`, for samples
+            that have a second length; None: `forward_flops` of the sequence length.
     """
 
     name: str
@@ -164,6 +167,8 @@ class Family:
     names: Mapping[str, str] = field(default_factory=dict)
     body: Body | None = None
     every_position_is_a_target: bool = False
+    positions: tuple[str, ...] = ("learned_absolute", "rope", "none")
+    forward_flops_of: Callable[[ModelShape, Any], ForwardFlops] | None = None
 
     @property
     def key(self) -> str:
@@ -195,6 +200,7 @@ class Family:
 
 _OWN = (
     "lmcore.families.bert.family:BERT",
+    "lmcore.families.t5.family:T5",
     "lmcore.families.gpt.family:LLAMA",
     "lmcore.families.gpt.family:GPT",
 )

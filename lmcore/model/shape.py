@@ -99,6 +99,11 @@ class ModelShape:
         return self.position_embedding_type == "learned_absolute"
 
     @property
+    def relative_positions(self) -> bool:
+        """True if positions are encoded by a bias of attention for each distance."""
+        return self.position_embedding_type == "relative"
+
+    @property
     def rotary(self) -> bool:
         """True if positions are encoded by rotation of queries and keys."""
         return self.position_embedding_type == "rope"

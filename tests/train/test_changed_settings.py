@@ -124,6 +124,8 @@ def test_every_checked_setting_has_a_case() -> None:
 
 SIZES_OF_FAMILIES = {
     *("model_family", "bert_binary_head", "bert_post_norm", "bert_gelu", "bert_token_types"),
+    *("decoder_num_layers", "t5_feed_forward", "t5_scaled_attention", "t5_scaled_head"),
+    *("t5_head_bias", "relative_attention_num_buckets", "relative_attention_max_distance"),
 }
 """Settings that are compared as parts of the model's shape: see `test_plugin_family.py`."""
 

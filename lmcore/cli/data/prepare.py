@@ -197,7 +197,7 @@ def _next(report: PrepareReport, request: PrepareRequest) -> str:
     if request.splitter is not None:
         return (
             f"lmcore data inspect {prefix}\n"
-            "Documents that are split into sentences are for `lmcore train --model-family bert`;\n"
-            "GPT and Llama take documents that are not split"
+            "Documents that are split into sentences are for `lmcore train --model-family bert`, "
+            "or\n`t5` with `--vocab-extra-ids`; GPT and Llama take documents that are not split"
         )
     return f"lmcore train --data-path {prefix}"

@@ -84,6 +84,8 @@ RENAMED: Mapping[str, Renamed] = {
     "--vocab": Renamed("--vocab-file"),
     **_TOKENIZER_RENAMED,
     "--bert-no-binary-head": Renamed("--no-bert-binary-head", whole=True),
+    "--encoder-num-layers": Renamed("--num-layers"),
+    "--encoder-seq-length": Renamed("--seq-length"),
     "--deterministic-mode": Renamed("--deterministic", whole=True),
     "--fine-tune": Renamed("--finetune"),
     "--load-tag": Renamed("--ckpt-step"),
@@ -309,7 +311,8 @@ UNSUPPORTED: Mapping[str, str] = {
     **FURTHER_UNSUPPORTED,
     **_all("leave it out: the loss is computed in fp32", "--fp16-lm-cross-entropy"),
     **_all(
-        "leave it out: models with an encoder and a decoder are not supported",
+        "leave it out: pipelines of T5 are not supported; use `--tensor-model-parallel-size` or "
+        "`--zero-stage 3`",
         "--pipeline-model-parallel-split-rank",
     ),
     **_all(_ENGINE, "--deepscale", "--deepspeed-mpi"),
@@ -323,8 +326,7 @@ UNSUPPORTED: Mapping[str, str] = {
         "use `--use-rope-scaling`, which scales as Llama 3.1 does",
         "--rotary-seq-len-interpolation-factor",
     ),
-    **_all(OTHER_MODELS, "--encoder-seq-length", "--decoder-seq-length", "--encoder-num-layers"),
-    **_all(OTHER_MODELS, "--decoder-num-layers", "--apply-layernorm-1p", "--squared-relu"),
+    **_all(OTHER_MODELS, "--apply-layernorm-1p", "--squared-relu"),
     **_all(OTHER_MODELS, "--bert-load"),
     **_all(OTHER_MODELS, "--ict-head-size", "--ict-load", "--query-in-block-prob"),
     **_all(OTHER_MODELS, "--titles-data-path", "--use-one-sent-docs", "--block-data-path"),

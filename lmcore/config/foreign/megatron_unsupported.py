@@ -14,7 +14,7 @@ _CONVERSION = "use `lmcore checkpoint convert IN OUT --to FORMAT`, which reads e
 EXPERTS = "leave it out, which gives a dense model: models of experts are not supported"
 _TEACHER = "leave it out: training follows the data alone, without a teacher or templates"
 _RL = "leave it out: reinforcement learning is not supported"
-OTHER_MODELS = "leave it out: only BERT, GPT and Llama models are trained"
+OTHER_MODELS = "leave it out: only BERT, GPT, Llama and T5 models are trained"
 _EIGHT_BITS = "use `--precision bf16`: training in 8 or 4 bits is not supported"
 _REDUCED = "leave it out: gradients are reduced in fp32"
 _INFERENCE = "leave it out: `lmcore generate` and `lmcore serve` have flags of their own"
@@ -197,7 +197,7 @@ _NAMES: Mapping[str, str] = {
         mup-embedding-mult mup-output-mult mup-width-mult no-dsa-indexer-rotate-activation
         no-dsa-indexer-scoring-relu no-rope-freq no-yarn-correction-range-round-to-int openai-gelu
         q-lora-rank qk-clip qk-clip-alpha qk-clip-threshold qk-head-dim qk-l2-norm qk-layernorm
-        qk-pos-emb-head-dim relative-attention-max-distance relative-attention-num-buckets rope-type
+        qk-pos-emb-head-dim rope-type
         rotary-scaling-factor scattered-embeddings softmax-type spec use-fused-weighted-squared-relu
         use-mup use-te-activation-func v-head-dim window-attn-skip-freq window-size
         word-embedding-init-std yarn-beta-fast yarn-beta-slow yarn-correction-range-round-to-int

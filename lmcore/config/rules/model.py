@@ -115,6 +115,30 @@ def _feed_forward(loaded: LoadedConfig) -> Problems:
         )
 
 
+_ENCODINGS = {
+    "learned_absolute": "learned positions",
+    "rope": "rotary positions",
+    "relative": "relative positions",
+    "none": "no positions at all",
+}
+
+
+def _encoding(loaded: LoadedConfig) -> Problems:
+    model = loaded.config.model
+    if model.model_family and named_family(model.model_family) is None:
+        return  # see `_family`
+    family = family_of(model)
+    if model.position_embedding_type in family.positions:
+        return
+    others = [f"`--position-embedding-type {one}`" for one in family.positions]
+    relative = model.position_embedding_type == "relative" and not model.model_family
+    yield ConfigError(
+        f"{loaded.shown('position_embedding_type')} is not supported by {family.name} models",
+        why=f"{family.name} has {' or '.join(_ENCODINGS[one] for one in family.positions)}",
+        hint=f"use {' or '.join(others)}" + (", or `--model-family t5`" if relative else ""),
+    )
+
+
 def _positions(loaded: LoadedConfig) -> Problems:
     model = loaded.config.model
     length, positions = model.seq_length, model.max_position_embeddings
@@ -152,6 +176,7 @@ MODEL_RULES: tuple[Rule, ...] = (
     _heads,
     _query_groups,
     _feed_forward,
+    _encoding,
     _positions,
     _rotation,
 )

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from lmcore.config.section.optimizer import OptimizerSection
     from lmcore.config.section.parallel import ParallelSection
     from lmcore.config.section.profile import ProfileSection
+    from lmcore.config.section.t5 import T5Section
     from lmcore.config.section.task import TaskSection
     from lmcore.config.section.training import TrainingSection
 
@@ -44,6 +45,7 @@ __all__ = [
     "OptimizerSection",
     "ParallelSection",
     "ProfileSection",
+    "T5Section",
     "TaskSection",
     "TrainingSection",
     "config_of",
@@ -53,7 +55,7 @@ __all__ = [
 
 SECTION_NAMES = (
     *("model", "training", "data", "optimizer", "checkpoint"),
-    *("accelerator", "parallel", "logging", "profile", "bert", "task"),
+    *("accelerator", "parallel", "logging", "profile", "bert", "t5", "task"),
 )
 _CLASSES = {name: f"{name.title()}Section" for name in SECTION_NAMES}
 """Name of the class of each section, in the module of the section's name."""
@@ -99,6 +101,7 @@ class Config:
     logging: LoggingSection = field(default_factory=partial(_default, "logging"))
     profile: ProfileSection = field(default_factory=partial(_default, "profile"))
     bert: BertSection = field(default_factory=partial(_default, "bert"))
+    t5: T5Section = field(default_factory=partial(_default, "t5"))
     task: TaskSection = field(default_factory=partial(_default, "task"))
     plugins: PluginSettings = field(default_factory=PluginSettings)
 

@@ -9,8 +9,8 @@ from lmcore.config.option import CHECKED, option
 
 _BERT = Need("`--model-family bert`", lambda run: run.family in {"BERT", ""})
 _PRETRAINING = Need(
-    "`--model-family bert` without `--task`",
-    lambda run: run.family in {"BERT", ""} and run.config.task.task is None,
+    "`--model-family bert` or `t5`, without `--task`",
+    lambda run: run.family in {"BERT", "T5", ""} and run.config.task.task is None,
 )
 
 
@@ -49,7 +49,7 @@ class BertSection:
     )
     mask_prob: float = option(
         0.15,
-        "Fraction of a sample's tokens that are masked.",
+        "Fraction of a sample's tokens that are masked; of T5, that the decoder has to restore.",
         above=0,
         below=1,
         needs=_PRETRAINING,

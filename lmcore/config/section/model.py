@@ -25,7 +25,7 @@ class ModelSection:
 
     model_family: str | None = option(
         None,
-        "Family of the model: bert, gpt, llama or one that a plugin adds; gpt and llama are "
+        "Family of the model: bert, gpt, llama, t5 or one that a plugin adds; gpt and llama are "
         "decoders, which their other settings tell apart; default: a decoder.",
         on_resume=CHECKED,
         metavar="NAME",
@@ -76,10 +76,11 @@ class ModelSection:
     )
     position_embedding_type: str = option(
         "learned_absolute",
-        "Positional encoding: learned embeddings, rotary embeddings (rope), or none.",
-        choices=("learned_absolute", "rope", "none"),
+        "Positional encoding: learned embeddings, rotary embeddings (rope), a bias of attention "
+        "for each distance (relative, of T5), or none.",
+        choices=("learned_absolute", "rope", "relative", "none"),
         refused=dict.fromkeys(
-            ("alibi", "mrope", "relative", "yarn"),
+            ("alibi", "mrope", "yarn"),
             "use `--position-embedding-type rope`, which gives another model",
         ),
         on_resume=CHECKED,

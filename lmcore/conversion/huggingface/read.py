@@ -256,7 +256,7 @@ class HuggingFaceState(ModelState):
         copies = {
             copy: original
             for copy, original in self._kind.copies.items()
-            if copy in stored and self.shape.tied
+            if copy in stored and (self.shape.tied or copy != self._kind.head)
         }
         names |= {
             original: copy for copy, original in copies.items() if names[original] not in stored

@@ -28,6 +28,7 @@ from lmcore.conversion.huggingface.directory import CONFIG_NAME, INDEX_NAME, SIN
 from lmcore.conversion.huggingface.read import HuggingFaceState
 from lmcore.conversion.huggingface.recipes import recipes_of
 from lmcore.conversion.huggingface.tokenizer_files import write_tokenizer
+from lmcore.data.tokenizer import special_ids
 from lmcore.model.architecture import Architecture, architectures_for
 from lmcore.model.family import family_of, vocabulary_parameters
 from lmcore.model.shape import ModelShape
@@ -78,7 +79,9 @@ def model_type_of(shape: ModelShape) -> str:
     return architecture_of(shape).model_type
 
 
-def config_of(shape: ModelShape, *, dtype: str, eos: int | None, bos: int | None) -> dict[str, Any]:
+def config_of(
+    shape: ModelShape, *, dtype: str, eos: int | None, bos: int | None, pad: int | None = None
+) -> dict[str, Any]:
     """Return the `config.json` of a model.
 
     Args:
@@ -86,6 +89,7 @@ def config_of(shape: ModelShape, *, dtype: str, eos: int | None, bos: int | None
         dtype: Dtype of the weights.
         eos: Token that ends a text; None: the tokenizer has none.
         bos: Token that begins a text; None: the tokenizer has none.
+        pad: Padding; None: the tokenizer has none.
     """
     kind = architecture_of(shape)
     common = {
@@ -98,7 +102,22 @@ def config_of(shape: ModelShape, *, dtype: str, eos: int | None, bos: int | None
     }
     if kind.generates:
         common |= {"bos_token_id": bos, "eos_token_id": eos, "use_cache": True}
+    if kind.begins_decoder:
+        common |= _decoder_tokens(eos, bos, pad)
     return common | kind.write(shape)
+
+
+def _decoder_tokens(eos: int | None, bos: int | None, pad: int | None) -> dict[str, int]:
+    """Return the tokens of an encoder with a decoder by their names in the files.
+
+    Without a tokenizer they are T5's: padding, id 0, begins the decoder's text, and 1 ends it.
+    """
+    pad = 0 if pad is None else pad
+    return {
+        "decoder_start_token_id": pad if bos is None else bos,
+        "eos_token_id": 1 if eos is None else eos,
+        "pad_token_id": pad,
+    }
 
 
 _NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
@@ -236,14 +255,12 @@ def write_huggingface(
     notes = ["no tokenizer files are written: the checkpoint has no tokenizer"]
     if tokenizer is not None:
         notes = write_tokenizer(tokenizer, directory, shape)
-    eos = tokenizer.eod if tokenizer is not None else None
-    bos = _bos(tokenizer) if tokenizer is not None else None
+    tokens = _text_tokens(kind, tokenizer)
     name = str(dtype).removeprefix("torch.")
-    _write_json(directory / CONFIG_NAME, config_of(shape, dtype=name, eos=eos, bos=bos))
+    _write_json(directory / CONFIG_NAME, config_of(shape, dtype=name, **tokens))
+    generation = _generation_config(kind, **tokens)
     # The tokenizer's copy stays: a chat model may end its texts with several tokens.
-    named = kind.generates and eos is not None
-    if named and not (directory / "generation_config.json").exists():
-        generation = {"bos_token_id": bos if bos is not None else eos, "eos_token_id": eos}
+    if generation and not (directory / "generation_config.json").exists():
         _write_json(directory / "generation_config.json", generation)
     if state.vocab_size is None and not isinstance(state, HuggingFaceState):
         notes.append(
@@ -271,9 +288,25 @@ def _tensors(
         del tensor, kept  # before the next is waited for
 
 
-def _bos(tokenizer: Tokenizer) -> int | None:
-    special = getattr(tokenizer, "special", None)
-    return special.bos if special is not None and special.bos is not None else tokenizer.eod
+def _text_tokens(kind: Architecture, tokenizer: Tokenizer | None) -> dict[str, int | None]:
+    """Return the tokens that end and begin a text, and pad one, by the arguments of `config_of`."""
+    if tokenizer is None:
+        return {"eos": None, "bos": None}
+    special = special_ids(tokenizer)
+    if kind.begins_decoder:
+        return {"eos": special.eos, "bos": special.bos, "pad": special.pad}
+    return {"eos": tokenizer.eod, "bos": tokenizer.eod if special.bos is None else special.bos}
+
+
+def _generation_config(
+    kind: Architecture, *, eos: int | None, bos: int | None, pad: int | None = None
+) -> dict[str, int]:
+    """Return the content of `generation_config.json`; empty: there is no such file."""
+    if kind.begins_decoder:
+        return _decoder_tokens(eos, bos, pad)
+    if not kind.generates or eos is None:
+        return {}
+    return {"bos_token_id": bos if bos is not None else eos, "eos_token_id": eos}
 
 
 def _write_json(path: Path, content: object) -> None:

@@ -79,10 +79,6 @@ def rules(loaded: LoadedConfig) -> Iterator[ConfigError]:
     """Yield an error for each setting that BERT does not have."""
     config = loaded.config
     refused = {
-        "position_embedding_type": (
-            config.model.position_embedding_type != "learned_absolute",
-            "BERT has learned positions",
-        ),
         "untie_embeddings_and_output_weights": (
             config.model.untie_embeddings_and_output_weights,
             "BERT's head has the weights of the token embedding",
@@ -141,6 +137,7 @@ _MASKED_ONLY = Family(
         "huggingface": "lmcore.families.bert.huggingface:ARCHITECTURES",
         "megatron": "lmcore.families.bert.megatron:NAMES",
     },
+    positions=("learned_absolute",),
     body=Body(
         inputs=("tokens_BS", "types_BS", "padding_BS"),
         heads=frozenset({"masked_head", "pooler", "order_head", "output_embedding"}),

@@ -71,10 +71,8 @@ class Bert(BlockModel, MaskedLM):
                 self.type_embedding = Embedding(own["bert_token_types"], shape.hidden_size)
             if self.post_norm:
                 self.embedding_norm = norm_of(shape, ops)
-        exact = own["bert_gelu"] == "erf"
-        self.blocks = self.build_blocks(
-            ops, masked=True, post_norm=self.post_norm, exact_gelu=exact
-        )
+        gelu = "erf" if own["bert_gelu"] == "erf" else "gelu"
+        self.blocks = self.build_blocks(ops, masked=True, post_norm=self.post_norm, activation=gelu)
         if part.head:
             if not self.post_norm:
                 self.final_norm = norm_of(shape, ops)

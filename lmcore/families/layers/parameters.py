@@ -10,7 +10,7 @@ import math
 from lmcore.model.parameters import ONES, ZEROS, Init, Parameter, Split
 from lmcore.model.shape import ModelShape
 
-__all__ = ["block_rows", "module_of", "norm_rows", "output_std"]
+__all__ = ["block_rows", "cross_attention_rows", "module_of", "norm_rows", "output_std"]
 
 _BIAS = "_bias"
 """Suffix of biases that a later op adds."""
@@ -42,6 +42,23 @@ def _attention_rows(name: str, shape: ModelShape) -> list[Parameter]:
     if shape.qkv_bias:
         rows.append(Parameter(f"{name}.qkv.bias", (sum(packed),), ZEROS, split))
     rows.append(Parameter(f"{name}.output.weight", (hidden, queries), _residual(shape), Split(1)))
+    return rows + _bias_rows(f"{name}.output_bias", hidden, shape)
+
+
+def cross_attention_rows(name: str, shape: ModelShape) -> list[Parameter]:
+    """Return the parameters of attention to the states of another stack."""
+    hidden, queries = shape.hidden_size, shape.attention_size
+    packed, inner = (shape.key_size, shape.key_size), _inner(shape)
+    rows = [
+        Parameter(f"{name}.query.weight", (queries, hidden), inner, Split(0)),
+        Parameter(f"{name}.key_value.weight", (sum(packed), hidden), inner, Split(0, packed)),
+        Parameter(f"{name}.output.weight", (hidden, queries), _residual(shape), Split(1)),
+    ]
+    if shape.qkv_bias:
+        rows += [
+            Parameter(f"{name}.query.bias", (queries,), ZEROS, Split(0)),
+            Parameter(f"{name}.key_value.bias", (sum(packed),), ZEROS, Split(0, packed)),
+        ]
     return rows + _bias_rows(f"{name}.output_bias", hidden, shape)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,15 @@ if TYPE_CHECKING:
     from lmcore.families.op_binding import OpBinding
     from lmcore.model.shape import ModelShape
 
-__all__ = ["Attention", "Block", "FeedForward", "LayerNorm", "RMSNorm", "norm_of"]
+__all__ = [
+    "Attention",
+    "Block",
+    "FeedForward",
+    "LayerNorm",
+    "RMSNorm",
+    "norm_of",
+    "output_bias",
+]
 
 
 class LayerNorm(nn.Module):
@@ -99,8 +107,22 @@ class Attention(nn.Module):
         packed = shape.attention_size + 2 * shape.key_size
         self.qkv = Linear(shape.hidden_size, packed, ops, bias=shape.qkv_bias)
         self.output = Linear(shape.attention_size, shape.hidden_size, ops, bias=False)
-        self.output_bias = _bias(shape.hidden_size, shape)
-        self.op: Callable[..., Tensor] = ops.bind(
+        self.output_bias = output_bias(shape.hidden_size, shape)
+        self.op = self.attention_op(shape, ops, masked=masked, causal=causal)
+        if shape.rotary:
+            self.rotary: Callable[..., Tensor] = ops.bind(
+                "rotary_embedding",
+                head_dim=shape.head_dim,
+                rotary_dim=shape.rotary_dim,
+                num_attention_heads=self.num_heads + self.num_groups,
+                seq_length=shape.max_position_embeddings,
+            )
+
+    def attention_op(
+        self, shape: ModelShape, ops: OpBinding, *, masked: bool, causal: bool
+    ) -> Callable[..., Tensor]:
+        """Return the op of queries, keys and values; for the arguments see the constructor."""
+        op: Callable[..., Tensor] = ops.bind(
             "attention",
             head_dim=shape.head_dim,
             num_attention_heads=shape.num_attention_heads,
@@ -110,14 +132,7 @@ class Attention(nn.Module):
             masked=masked,
             dropout=shape.attention_dropout,
         )
-        if shape.rotary:
-            self.rotary: Callable[..., Tensor] = ops.bind(
-                "rotary_embedding",
-                head_dim=shape.head_dim,
-                rotary_dim=shape.rotary_dim,
-                num_attention_heads=self.num_heads + self.num_groups,
-                seq_length=shape.max_position_embeddings,
-            )
+        return op
 
     def forward(
         self,
@@ -141,15 +156,30 @@ class Attention(nn.Module):
                 if out_BNSD is not None:
                     return self.output(out_BNSD.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
             k_BKSD, v_BKSD = cache.extend(k_BKSD, v_BKSD)
+        run = self.run if cache is None else None
+        return self.combine((q_BNSD, k_BKSD, v_BKSD), mask_B1SS, run)
+
+    def combine(
+        self,
+        heads: tuple[Tensor, Tensor, Tensor],
+        mask_B1SS: Tensor | None,
+        run: Callable[..., Tensor] | None,
+    ) -> Tensor:
+        """Return the output projection of the attention op.
+
+        Args:
+            heads: Queries, keys and values.
+            mask_B1SS: Mask of the op; None: no argument.
+            run: Recompute policy that calls the op in training; None: called directly.
+        """
         dropout = self.dropout if self.training else 0.0
         options: dict[str, Any] = {"causal": self.causal, "dropout": dropout}
         if mask_B1SS is not None:
             options["mask"] = mask_B1SS
-        if self.run is None or not self.training or cache is not None:
-            out_BNSD = self.op(q_BNSD, k_BKSD, v_BKSD, **options)
+        if run is None or not self.training:
+            out_BNSD = self.op(*heads, **options)
         else:
-            core = functools.partial(self.op, **options)
-            out_BNSD = self.run(core, q_BNSD, k_BKSD, v_BKSD)
+            out_BNSD = run(functools.partial(self.op, **options), *heads)
         return self.output(out_BNSD.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
     def _heads(
@@ -169,32 +199,42 @@ class Attention(nn.Module):
         return q_BNSD, k_BKSD, v_BSKD.contiguous().transpose(1, 2)
 
 
-def _bias(size: int, shape: ModelShape) -> nn.Parameter | None:
+def output_bias(size: int, shape: ModelShape) -> nn.Parameter | None:
+    """Return a bias that a later op adds; None if the shape has none."""
     return nn.Parameter(torch.zeros(size)) if shape.add_bias_linear else None
 
 
 class FeedForward(nn.Module):
-    """Two projections with GELU or SwiGLU between; biases are left to the fused ops.
+    """Two projections with an activation between; biases are left to the fused ops.
 
-    With SwiGLU the first projection is packed, gate before up, and adds its bias itself.
+    If the shape has `swiglu`, the first projection is packed, gate before up, and adds its bias
+    itself; the activation is the gate's.
     """
 
     up_bias: nn.Parameter | None
     down_bias: nn.Parameter | None
 
-    def __init__(self, shape: ModelShape, ops: OpBinding, *, exact_gelu: bool = False) -> None:
-        """Build the module; *exact_gelu* takes erf in place of the tanh of the bound op."""
+    def __init__(self, shape: ModelShape, ops: OpBinding, *, activation: str = "") -> None:
+        """Build the module.
+
+        Args:
+            shape: Sizes of the model.
+            ops: Binding of ops to kernels.
+            activation: Name of the activation: `gelu` (by tanh), `erf` (the exact GELU) or `relu`,
+                of a gate `silu` or `gelu`; empty: the first.
+        """
         super().__init__()
-        hidden, width, swiglu = shape.hidden_size, shape.ffn_hidden_size, shape.swiglu
+        hidden, width, gated = shape.hidden_size, shape.ffn_hidden_size, shape.swiglu
         biased = shape.add_bias_linear
-        self.up = Linear(hidden, 2 * width if swiglu else width, ops, bias=swiglu and biased)
-        self.up_bias = None if swiglu else _bias(width, shape)
+        self.up = Linear(hidden, 2 * width if gated else width, ops, bias=gated and biased)
+        self.up_bias = None if gated else output_bias(width, shape)
         self.down = Linear(width, hidden, ops, bias=False)
-        self.down_bias = _bias(hidden, shape)
-        self.gated = swiglu
-        self.op: Callable[..., Tensor] = _exact_bias_gelu
-        if swiglu or not exact_gelu:
-            self.op = ops.bind("swiglu" if swiglu else "bias_gelu", ffn_hidden_size=width)
+        self.down_bias = output_bias(hidden, shape)
+        self.gated = gated
+        bound, others = ("swiglu", _GATED) if gated else ("bias_gelu", _PLAIN)
+        self.op: Callable[..., Tensor] = (
+            others[activation] if activation in others else ops.bind(bound, ffn_hidden_size=width)
+        )
 
     def forward(self, x_BSH: Tensor) -> Tensor:
         """Return the branch without its last bias."""
@@ -211,11 +251,30 @@ def _exact_bias_gelu(x_BSF: Tensor, bias_F: Tensor) -> Tensor:
     return functional.gelu(x_BSF + bias_F)
 
 
+def _bias_relu(x_BSF: Tensor, bias_F: Tensor) -> Tensor:
+    return functional.relu(x_BSF + bias_F)
+
+
+def _gated_gelu(x_BS2F: Tensor) -> Tensor:
+    gate_BSF, up_BSF = x_BS2F.chunk(2, dim=-1)
+    return functional.gelu(gate_BSF, approximate="tanh") * up_BSF
+
+
+_PLAIN = {"erf": _exact_bias_gelu, "relu": _bias_relu}
+_GATED = {"gelu": _gated_gelu}
+"""Activations that are not in the op table."""
+
+
 class Block(nn.Module):
     """x + attention(norm(x)), then x + feed_forward(norm(x)).
 
     Post-normalized it is norm(x + attention(x)), then norm(x + feed_forward(x)).
+
+    Attributes:
+        attention_class: Class of the attention.
     """
+
+    attention_class: ClassVar[type[Attention]] = Attention
 
     def __init__(
         self,
@@ -226,7 +285,7 @@ class Block(nn.Module):
         masked: bool = False,
         causal: bool = True,
         post_norm: bool = False,
-        exact_gelu: bool = False,
+        activation: str = "",
     ) -> None:
         """Build the block.
 
@@ -235,14 +294,16 @@ class Block(nn.Module):
             ops: Binding of ops to kernels.
             run_attention: See `Attention`, as for *masked* and *causal*.
             post_norm: True to normalize after each branch was added, not before it.
-            exact_gelu: See `FeedForward`.
+            activation: See `FeedForward`.
         """
         super().__init__()
         self.post_norm = post_norm
         self.attention_norm = norm_of(shape, ops)
-        self.attention = Attention(shape, ops, run_attention, masked=masked, causal=causal)
+        self.attention = self.attention_class(
+            shape, ops, run_attention, masked=masked, causal=causal
+        )
         self.feed_forward_norm = norm_of(shape, ops)
-        self.feed_forward = FeedForward(shape, ops, exact_gelu=exact_gelu)
+        self.feed_forward = FeedForward(shape, ops, activation=activation)
         self.dropout = shape.hidden_dropout
         self.add: Callable[..., Tensor] = ops.bind(
             "bias_dropout_add",
@@ -259,24 +320,28 @@ class Block(nn.Module):
         rotation: Rotation | None = None,
     ) -> Tensor:
         """Return the residual stream after both branches; see `Attention.forward`."""
+        return self.feed(self.attend(x_BSH, cache, mask_B1SS, rotation))
+
+    def attend(
+        self,
+        x_BSH: Tensor,
+        cache: LayerCache | None = None,
+        mask_B1SS: Tensor | None = None,
+        rotation: Rotation | None = None,
+    ) -> Tensor:
+        """Return the residual stream after attention; see `Attention.forward`."""
         before = x_BSH if self.post_norm else self.attention_norm(x_BSH)
         branch_BSH = self.attention(before, cache, mask_B1SS, rotation)
-        x_BSH = self.add(
-            branch_BSH,
-            self.attention.output_bias,
-            x_BSH,
-            dropout=self.dropout,
-            training=self.training,
-        )
-        before = x_BSH = self.attention_norm(x_BSH) if self.post_norm else x_BSH
-        if not self.post_norm:
-            before = self.feed_forward_norm(x_BSH)
+        x_BSH = self.added(branch_BSH, self.attention.output_bias, x_BSH)
+        return self.attention_norm(x_BSH) if self.post_norm else x_BSH
+
+    def feed(self, x_BSH: Tensor) -> Tensor:
+        """Return the residual stream after the feed-forward layer."""
+        before = x_BSH if self.post_norm else self.feed_forward_norm(x_BSH)
         branch_BSH = self.feed_forward(before)
-        x_BSH = self.add(
-            branch_BSH,
-            self.feed_forward.down_bias,
-            x_BSH,
-            dropout=self.dropout,
-            training=self.training,
-        )
+        x_BSH = self.added(branch_BSH, self.feed_forward.down_bias, x_BSH)
         return self.feed_forward_norm(x_BSH) if self.post_norm else x_BSH
+
+    def added(self, branch_BSH: Tensor, bias_H: Tensor | None, x_BSH: Tensor) -> Tensor:
+        """Return the residual stream with a branch and its last bias."""
+        return self.add(branch_BSH, bias_H, x_BSH, dropout=self.dropout, training=self.training)

@@ -44,6 +44,11 @@ LLAMA = (
     "--untie-embeddings-and-output-weights"
 )
 BERT = "--model-family bert"
+T5 = "--model-family t5 --decoder-num-layers 3 --decoder-seq-length 12"
+T5_ORIGINAL = (
+    f"{T5} --position-embedding-type relative --normalization RMSNorm --no-add-bias-linear "
+    "--no-t5-head-bias --no-t5-scaled-attention --t5-scaled-head --t5-feed-forward gated-gelu"
+)
 FP64 = "--precision fp64 --clip-grad 0"
 CLASSIFIER = f"--task classification --task-data {__file__}"
 CHOICE = f"--task multiple-choice --task-data {__file__}"
@@ -61,6 +66,8 @@ KINDS = {
     "llama": LLAMA,
     "bert": f"{BERT} --precision fp64 --clip-grad 0",
     "bert-original": f"{BERT} --bert-post-norm --bert-gelu erf --precision fp64 --clip-grad 0",
+    "t5": f"{T5} {FP64}",
+    "t5-original": f"{T5_ORIGINAL} {FP64}",
     "classifier": f"{BERT} {CLASSIFIER} {FP64}",
     "choice": f"{LLAMA} {CHOICE} {FP64}",
     "llama-documents": f"{LLAMA} --precision fp64 --clip-grad 0 {DOCUMENTS}",
@@ -139,6 +146,14 @@ OF_TWO = {
     "bert-original/zero1": "--zero-stage 1",
     "bert-original/tp-sp": f"{TP} {SP}",
     "bert-original/pp": PP,
+    "t5/dp": ACCUMULATE,
+    "t5/zero3-full": f"--zero-stage 3 {FULL}",
+    "t5/tp": f"{TP} {ACCUMULATE}",
+    "t5/tp-sp": f"{TP} {SP} {SELECTIVE}",
+    "t5-original/zero1": "--zero-stage 1",
+    "t5-original/zero3-selective": f"--zero-stage 3 {SELECTIVE}",
+    "t5-original/tp": TP,
+    "t5-original/tp-sp": f"{TP} {SP} {FULL}",
     "classifier/dp": ACCUMULATE,
     "classifier/zero3": "--zero-stage 3",
     "classifier/tp": TP,
@@ -205,6 +220,8 @@ OF_FOUR = {
     "bert/tp-sp-pp": f"{TP} {SP} {PP}",
     "bert/zero2-tp": f"--zero-stage 2 {TP}",
     "bert-original/zero3-tp-sp": f"--zero-stage 3 {TP} {SP}",
+    "t5/zero2-tp": f"--zero-stage 2 {TP}",
+    "t5-original/zero3-tp-sp": f"--zero-stage 3 {TP} {SP}",
     "uneven/pp4": "--pipeline-model-parallel-size 4",
 }
 

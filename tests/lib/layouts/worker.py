@@ -30,12 +30,15 @@ from lmcore.config.tokenizer import TokenizerIdentity
 from lmcore.config.validate import validate
 from lmcore.data.dataset.bert import BertSample
 from lmcore.data.dataset.document_mask import DocumentMasks
+from lmcore.data.dataset.t5 import T5Sample
 from lmcore.data.loading.batch import CausalLMCollation
 from lmcore.data.loading.loader import BatchLoader
 from lmcore.data.task.dataset import TaskSample
 from lmcore.families.bert.samples import BertCollation
 from lmcore.families.gpt.model import GPT
 from lmcore.families.heads.samples import PairFormat, TaskCollation
+from lmcore.families.t5.family import decoder_length
+from lmcore.families.t5.samples import T5Collation
 from lmcore.parallel.random_states import seed_everything
 from lmcore.plugin import PluginSet, Selection, build_op_table, discover
 from lmcore.plugin.selection import HANDED_DOWN
@@ -120,6 +123,34 @@ class Masked:
         return self.samples[i]
 
 
+class Spans:
+    """Random samples of T5, the same in every process; some have padding in both sequences."""
+
+    def __init__(self, count: int, length: int, decoder: int) -> None:
+        """Draw *count* samples of *length* tokens, and *decoder* tokens of the decoder."""
+        self.sizes = (length, decoder)
+        self.samples = [self._draw(np.random.default_rng([11, i])) for i in range(count)]
+
+    def _draw(self, rng: np.random.Generator) -> T5Sample:
+        drawn = [rng.integers(1, VOCABULARY, size) for size in self.sizes]
+        ends = [size - int(rng.integers(0, 4)) for size in self.sizes]
+        encoder, decoder = (
+            (np.arange(size) < end).astype(np.int64)
+            for size, end in zip(self.sizes, ends, strict=True)
+        )
+        tokens, labels = drawn[0] * encoder, np.where(decoder > 0, drawn[1], -1)
+        inputs = np.concatenate([[2], drawn[1][:-1]]) * decoder
+        return T5Sample(tokens, inputs, labels, decoder, encoder, decoder, truncated=False)
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return len(self.samples)
+
+    def __getitem__(self, i: int) -> T5Sample:
+        """Return a sample."""
+        return self.samples[i]
+
+
 class Labelled:
     """Random samples of a task, the same in every process, some longer than a sequence.
 
@@ -162,6 +193,8 @@ def samples_of(plan: RunPlan, count: int) -> tuple[Any, Any]:
         return Labelled(count, task), TaskCollation(pairs, task.num_choices)
     if plan.shape.model_family == "bert":
         return Masked(count, length), BertCollation(PREDICTED, binary_head=True)
+    if plan.shape.model_family == "t5":
+        return Spans(count, length, decoder_length(plan.config)), T5Collation()
     return Samples(count, length), CausalLMCollation(masks=masks_of(plan))
 
 

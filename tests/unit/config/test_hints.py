@@ -70,6 +70,12 @@ LINES: dict[str, tuple[str, ...]] = {
     "--swiglu --hidden-size 16": (),
     "--seq-length 2048 --max-position-embeddings 1024": (),
     "--model-family bret": ("--model-family bert",),
+    "--position-embedding-type relative": (
+        "--position-embedding-type rope",
+        "--position-embedding-type relative --model-family t5",
+    ),
+    "--model-family t5 --seq-length 256 --decoder-seq-length 20": (),
+    "--model-family t5 --swiglu": ("--model-family t5 --t5-feed-forward gated-silu",),
     "--model-family llama": (
         "--model-family llama --normalization RMSNorm --swiglu --position-embedding-type rope",
         "--model-family gpt",

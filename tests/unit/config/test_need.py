@@ -49,6 +49,22 @@ CASES = [
             "--mask-prob 0.2, --short-seq-prob 0.2",
         )
     ),
+    *(
+        ("--model-family t5", "", flag)
+        for flag in (
+            "--decoder-num-layers 2, --decoder-seq-length 100, --t5-feed-forward relu",
+            "--no-t5-scaled-attention, --t5-scaled-head, --no-t5-head-bias",
+            "--mask-prob 0.2, --short-seq-prob 0.2",
+        )
+    ),
+    *(
+        (
+            "--model-family t5 --position-embedding-type relative",
+            other,
+            "--relative-attention-num-buckets 16, --relative-attention-max-distance 64",
+        )
+        for other in ("--model-family t5", "")
+    ),
     (
         "--task classification",
         "",

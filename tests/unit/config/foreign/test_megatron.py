@@ -227,7 +227,16 @@ def test_flags_of_models_that_are_not_here() -> None:
     for flag in ("--ict-head-size 128", "--bert-load x", "--retro-add-retriever"):
         with pytest.raises(ConfigError) as caught:
             validate(load_config(flag.split()))
-        assert caught.value.hint == "leave it out: only BERT, GPT and Llama models are trained"
+        wanted = "leave it out: only BERT, GPT, Llama and T5 models are trained"
+        assert caught.value.hint == wanted
+
+
+def test_lengths_and_layers_of_both_stacks() -> None:
+    """Megatron's flags of the encoder are the model's, the decoder's have a section."""
+    line = "--encoder-num-layers 3 --encoder-seq-length 256 --decoder-seq-length 64"
+    config = load_config(f"--model-family t5 {line} --decoder-num-layers 2".split()).config
+    assert (config.model.num_layers, config.model.seq_length) == (3, 256)
+    assert (config.t5.decoder_num_layers, config.t5.decoder_seq_length) == (2, 64)
 
 
 def test_published_command() -> None:

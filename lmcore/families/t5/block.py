@@ -1,0 +1,227 @@
+"""Blocks of T5: self-attention with or without a bias for distances, cross-attention, feed-forward.
+
+Shapes: B batch, S queries, T keys, H hidden, N heads, K heads of keys and values, D head channels.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from lmcore.families.layers.projection import Embedding, Linear
+from lmcore.families.layers.transformer import Attention, Block, norm_of, output_bias
+
+if TYPE_CHECKING:
+    from lmcore.families.op_binding import OpBinding
+    from lmcore.model.shape import ModelShape
+
+__all__ = [
+    "CrossAttention",
+    "DecoderBlock",
+    "EncoderBlock",
+    "RelativeBias",
+    "SelfAttention",
+    "distance_buckets",
+]
+
+
+def distance_buckets(
+    distance_ST: Tensor, *, num_buckets: int, max_distance: int, bidirectional: bool
+) -> Tensor:
+    """Return the group of each distance, int64 of the same shape.
+
+    Half of the groups have one distance each, the others ranges that grow exponentially, up to
+    *max_distance*.
+
+    Args:
+        distance_ST: Position of the key minus position of the query, int64.
+        num_buckets: Number of groups.
+        max_distance: Distance from which all are one group.
+        bidirectional: True: half of the groups are for keys after the query; False: such keys are
+            in the group of distance 0.
+
+    Source:
+        Raffel et al. 2020 (https://arxiv.org/abs/1910.10683), section 2.1, and its code.
+    """
+    after_ST = torch.zeros_like(distance_ST)
+    if bidirectional:
+        num_buckets //= 2
+        after_ST = (distance_ST > 0).long() * num_buckets
+        far_ST = distance_ST.abs()
+    else:
+        far_ST = (-distance_ST).clamp(min=0)
+    exact = max(1, num_buckets // 2)
+    octaves = math.log(max(max_distance, exact + 1) / exact)
+    growth_ST = torch.log(far_ST.clamp(min=1).float() / exact) / octaves * (num_buckets - exact)
+    # Below `exact` the growth is negative and not used.
+    grown_ST = (exact + growth_ST.long()).clamp(max=num_buckets - 1)
+    return after_ST + torch.where(far_ST < exact, far_ST, grown_ST)
+
+
+class RelativeBias(Embedding):
+    """Bias of attention scores for each group of distances and each head of one stack."""
+
+    def __init__(self, shape: ModelShape, *, bidirectional: bool) -> None:
+        """Build the table; see `distance_buckets`."""
+        own = shape.own
+        self.max_distance: int = own["relative_attention_max_distance"]
+        self.bidirectional = bidirectional
+        super().__init__(own["relative_attention_num_buckets"], shape.num_attention_heads)
+
+    def addend(self, positions_BS: Tensor, padding_BS: Tensor | None = None) -> Tensor:
+        """Return what attention adds to its scores, [B or 1, N, S, S]; -inf where a key is hidden.
+
+        Args:
+            positions_BS: Position of each token, [S] or [B, S].
+            padding_BS: True at padding, which no token attends to; None: there is none.
+        """
+        distance = positions_BS.unsqueeze(-2) - positions_BS.unsqueeze(-1)
+        buckets = distance_buckets(
+            distance,
+            num_buckets=self.num_embeddings,
+            max_distance=self.max_distance,
+            bidirectional=self.bidirectional,
+        )
+        bias = self(buckets).movedim(-1, -3)
+        bias_BNSS = bias if bias.ndim == 4 else bias.unsqueeze(0)
+        if not self.bidirectional:
+            later = torch.ones(bias.shape[-2:], dtype=torch.bool, device=bias.device).triu(1)
+            bias_BNSS = bias_BNSS.masked_fill(later, -torch.inf)
+        if padding_BS is not None:
+            bias_BNSS = bias_BNSS.masked_fill(padding_BS[:, None, None, :], -torch.inf)
+        return bias_BNSS  # type: ignore[no-any-return]
+
+
+def _biased_attention(
+    q_BNSD: Tensor,
+    k_BKTD: Tensor,
+    v_BKTD: Tensor,
+    *,
+    scale: float,
+    mask: Tensor,
+    causal: bool = False,  # noqa: ARG001 - the addend hides later keys
+    dropout: float = 0.0,
+) -> Tensor:
+    """Return softmax attention with *mask* added to the scores, which no op of the table takes."""
+    return functional.scaled_dot_product_attention(
+        q_BNSD,
+        k_BKTD,
+        v_BKTD,
+        attn_mask=mask.to(q_BNSD.dtype),
+        dropout_p=dropout,
+        scale=scale,
+        enable_gqa=q_BNSD.shape[1] != k_BKTD.shape[1],
+    )
+
+
+def _unscaled(op: Callable[..., Tensor], factor: float) -> Callable[..., Tensor]:
+    """Return an attention op without its division by the root of a head's channels."""
+
+    def call(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, **options: object) -> Tensor:
+        return op(q_BNSD * factor, k_BKTD, v_BKTD, **options)
+
+    return call
+
+
+class SelfAttention(Attention):
+    """Attention within a stack; with relative positions its mask is `RelativeBias.addend`."""
+
+    def attention_op(
+        self, shape: ModelShape, ops: OpBinding, *, masked: bool, causal: bool
+    ) -> Callable[..., Tensor]:
+        """Return the op of queries, keys and values."""
+        scaled = shape.own["t5_scaled_attention"]
+        if shape.relative_positions:
+            scale = shape.head_dim**-0.5 if scaled else 1.0
+            return functools.partial(_biased_attention, scale=scale)
+        op = super().attention_op(shape, ops, masked=masked, causal=causal)
+        return op if scaled else _unscaled(op, shape.head_dim**0.5)
+
+
+class CrossAttention(SelfAttention):
+    """Attention of a decoder's tokens to the states of the encoder; biases as in `Attention`."""
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        ops: OpBinding,
+        run: Callable[..., Tensor] | None = None,
+    ) -> None:
+        """Build the module and bind its ops; see `Attention`."""
+        nn.Module.__init__(self)
+        self.run, self.causal = run, False
+        self.num_heads, self.num_groups = shape.num_attention_heads, shape.num_query_groups
+        self.head_dim, self.dropout = shape.head_dim, shape.attention_dropout
+        hidden, queries, biased = shape.hidden_size, shape.attention_size, shape.qkv_bias
+        self.query = Linear(hidden, queries, ops, bias=biased)
+        self.key_value = Linear(hidden, 2 * shape.key_size, ops, bias=biased)
+        self.output = Linear(queries, hidden, ops, bias=False)
+        self.output_bias = output_bias(hidden, shape)
+        op = Attention.attention_op(self, shape, ops, masked=True, causal=False)
+        scaled = shape.own["t5_scaled_attention"]
+        self.op = op if scaled else _unscaled(op, shape.head_dim**0.5)
+
+    def forward(  # type: ignore[override]  # the keys are another stack's
+        self, x_BSH: Tensor, memory_BTH: Tensor, mask_B1ST: Tensor | None = None
+    ) -> Tensor:
+        """Return the attention branch without its last bias.
+
+        Args:
+            x_BSH: Normalized hidden states.
+            memory_BTH: States of the encoder.
+            mask_B1ST: True at padding of the encoder, which is hidden; None: there is none.
+        """
+        query_BSND = self.query(x_BSH).unflatten(-1, (self.num_heads, self.head_dim))
+        both_BTPD = self.key_value(memory_BTH).unflatten(-1, (2 * self.num_groups, self.head_dim))
+        k_BTKD, v_BTKD = both_BTPD.chunk(2, dim=2)
+        heads = (query_BSND.transpose(1, 2), k_BTKD.transpose(1, 2), v_BTKD.transpose(1, 2))
+        return self.combine(heads, mask_B1ST, self.run)
+
+
+class EncoderBlock(Block):
+    """Block of the encoder: self-attention and feed-forward layer."""
+
+    attention_class = SelfAttention
+
+
+class DecoderBlock(EncoderBlock):
+    """Block of the decoder: self-attention, attention to the encoder, feed-forward layer."""
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        ops: OpBinding,
+        run_attention: Callable[..., Tensor] | None = None,
+        *,
+        activation: str = "",
+    ) -> None:
+        """Build the block; see `Block`."""
+        super().__init__(shape, ops, run_attention, causal=True, activation=activation)
+        self.cross_attention_norm = norm_of(shape, ops)
+        self.cross_attention = CrossAttention(shape, ops, run_attention)
+
+    def forward(  # type: ignore[override]  # with the states of the encoder
+        self,
+        x_BSH: Tensor,
+        mask_B1SS: Tensor | None = None,
+        memory_BTH: Tensor | None = None,
+        memory_mask_B1ST: Tensor | None = None,
+    ) -> Tensor:
+        """Return the residual stream after the three branches.
+
+        Args:
+            x_BSH: Residual stream.
+            mask_B1SS: Addend of self-attention with relative positions; None: there is none.
+            memory_BTH: States of the encoder.
+            memory_mask_B1ST: See `CrossAttention.forward`.
+        """
+        x_BSH = self.attend(x_BSH, None, mask_B1SS)
+        normal_BSH = self.cross_attention_norm(x_BSH)
+        branch_BSH = self.cross_attention(normal_BSH, memory_BTH, memory_mask_B1ST)
+        return self.feed(self.added(branch_BSH, self.cross_attention.output_bias, x_BSH))
