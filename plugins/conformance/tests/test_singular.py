@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lmcore_conformance.case_findings import CaseFindings
-from lmcore_conformance.checks.device import offers_twice
+from lmcore_conformance.checks.device.tensors import offers_twice
 from lmcore_conformance.op.call import difference
 
 

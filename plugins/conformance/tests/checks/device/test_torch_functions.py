@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lmcore.contract import Device
-from lmcore_conformance.checks import torch_functions
+from lmcore_conformance.checks.device import torch_functions
 from lmcore_conformance.registry import Failure
 
 

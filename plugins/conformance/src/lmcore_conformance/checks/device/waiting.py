@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lmcore_conformance.checks.streams import Products, queued_products
+from lmcore_conformance.checks.device.streams import Products, queued_products
 from lmcore_conformance.registry import check, conclude
 
 if TYPE_CHECKING:

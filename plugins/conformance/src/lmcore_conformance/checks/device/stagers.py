@@ -15,7 +15,7 @@ from torch import Tensor
 from lmcore.base.errors import LmcoreError
 from lmcore.contract import CheckpointStager, host_copy_stager
 from lmcore.contract.transfer.staging import begin_staging, stage_tensors
-from lmcore_conformance.checks.streams import queued_products
+from lmcore_conformance.checks.device.streams import queued_products
 from lmcore_conformance.registry import check, conclude
 
 if TYPE_CHECKING:

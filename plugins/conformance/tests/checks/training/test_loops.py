@@ -16,7 +16,7 @@ pytest.importorskip("lmcore_conformance", reason="lmcore-conformance is not inst
 import lmcore
 from lmcore.library.module_kernels.report import KernelReport
 from lmcore.plugin import HANDED_DOWN
-from lmcore_conformance.checks import loops
+from lmcore_conformance.checks.training import loops
 from lmcore_conformance.registry import Failure
 
 RIGHT = {

@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("lmcore_conformance", reason="lmcore-conformance is not installed")
 
 from lmcore.parallel.tensor_layout import TensorLayout
-from lmcore_conformance.checks.layouts import _largest, _weights_off
+from lmcore_conformance.checks.distributed.layouts import _largest, _weights_off
 from lmcore_conformance.registry import Failure
 from lmcore_conformance.tiny_run import Trained
 

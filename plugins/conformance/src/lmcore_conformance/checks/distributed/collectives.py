@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, distributed
 
-from lmcore_conformance.checks.streams import queued_products
+from lmcore_conformance.checks.device.streams import queued_products
 from lmcore_conformance.process.exchanged import (
     LARGE,
     ODD,

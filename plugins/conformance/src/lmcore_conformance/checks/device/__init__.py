@@ -1,0 +1,1 @@
+"""Level 1: the device without a model."""

@@ -1,0 +1,1 @@
+"""Level 4: two processes, each with a device."""

@@ -1,0 +1,1 @@
+"""Level 5: features that are optional for a run."""

@@ -1,0 +1,1 @@
+"""Level 2: every op, by every kernel."""

@@ -1,0 +1,1 @@
+"""Level 3: training with the core and with the library."""
