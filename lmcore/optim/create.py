@@ -87,13 +87,13 @@ def _adam8bit(settings: OptimizerSection, named: Named, bind: Bind) -> Optimizer
 
 
 def _sgd(settings: OptimizerSection, named: Named, bind: Bind) -> Optimizer:  # noqa: ARG001
-    from lmcore.optim.sgd import SGD
+    from lmcore.optim.elementwise import SGD
 
     return SGD(parameter_groups(named, settings.weight_decay), momentum=settings.sgd_momentum)
 
 
 def _adopt(settings: OptimizerSection, named: Named, bind: Bind) -> Optimizer:  # noqa: ARG001
-    from lmcore.optim.adopt import ADOPT
+    from lmcore.optim.elementwise import ADOPT
 
     return ADOPT(
         parameter_groups(named, settings.weight_decay),
@@ -103,7 +103,7 @@ def _adopt(settings: OptimizerSection, named: Named, bind: Bind) -> Optimizer:  
 
 
 def _sophia(settings: OptimizerSection, named: Named, bind: Bind) -> Optimizer:  # noqa: ARG001
-    from lmcore.optim.sophia import Sophia
+    from lmcore.optim.elementwise import Sophia
 
     return Sophia(
         parameter_groups(named, settings.weight_decay),
@@ -114,7 +114,7 @@ def _sophia(settings: OptimizerSection, named: Named, bind: Bind) -> Optimizer: 
 
 
 def _schedule_free(settings: OptimizerSection, named: Named, bind: Bind) -> Optimizer:  # noqa: ARG001
-    from lmcore.optim.schedule_free import ScheduleFreeAdamW
+    from lmcore.optim.elementwise import ScheduleFreeAdamW
 
     return ScheduleFreeAdamW(
         parameter_groups(named, settings.weight_decay),
