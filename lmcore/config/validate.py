@@ -10,11 +10,11 @@ from lmcore.config.derived.layout import ParallelLayout
 from lmcore.config.rules import Problems, Rule
 from lmcore.config.rules.checkpoint import CHECKPOINT_RULES, PATH_RULES
 from lmcore.config.rules.data import DATA_RULES, TOKENIZER_RULES
-from lmcore.config.rules.engine import ENGINE_RULES
 from lmcore.config.rules.model import MODEL_RULES, TASK_RULES
 from lmcore.config.rules.needs import NEED_RULES
 from lmcore.config.rules.optimizer import OPTIMIZER_RULES
 from lmcore.config.rules.parallel import (
+    ENGINE_RULES,
     PARALLEL_RULES,
     data_parallel_size,
     layout_problems,

@@ -3,6 +3,8 @@
 config.yaml  environment.json  kernels.json  metrics.jsonl  summary.json
 tokenizer/   tensorboard/      checkpoints/iter_XXXXXXX/    data/ (named text only)
 profile/ (with `--profile` only)    run.lock (while a run writes to the directory)
+
+`environment.json` has the plugins that take part in the run, and what each brings to it.
 """
 
 from __future__ import annotations
@@ -16,18 +18,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lmcore import hookspecs
 from lmcore.base.durable import write_atomically
 from lmcore.base.errors import ConfigError, RunError
 from lmcore.base.lock import SILENT_SECONDS, LockFile
 from lmcore.base.signals import deferred_signals
 from lmcore.config.continued import continue_command
+from lmcore.data.prepare.named_text import BUNDLED, named_texts
+from lmcore.data.tokenizer.build import registered_types, tokenizer_types
 from lmcore.model.family import family_of
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
+    from lmcore.plugin import PluginRecord, PluginSet
     from lmcore.runtime.runtime import Runtime
 
-__all__ = ["RunDirectory"]
+__all__ = ["RunDirectory", "plugins_of_run"]
 
 _LOCK_NAME = "run.lock"
 
@@ -270,3 +276,76 @@ def _make_new(name: str) -> Path:
             path, number = stem.with_name(f"{stem.name}-{number}"), number + 1
         else:
             return path
+
+
+_HOOKS = tuple(name for name in vars(hookspecs) if name.startswith("lmcore_"))
+
+
+def plugins_of_run(
+    plan: RunPlan, runtime: Runtime, plugins: PluginSet, tokenizer: str
+) -> list[dict[str, Any]]:
+    """Return each plugin that takes part, with version and contributions, as JSON values.
+
+    The device's plugin is the first; the other plugins bring no device.  A kernel counts if it is
+    bound, a policy if it is chosen.
+
+    Args:
+        plan: The run.
+        runtime: Device, policies and kernels, which are bound.
+        plugins: Plugins that the launcher found.
+        tokenizer: Type of the run's tokenizer.
+    """
+    registered = _registered(plan, plugins, tokenizer)
+    return [
+        {
+            "name": record.name,
+            "distribution": record.distribution,
+            "version": record.version,
+            "hooks": [name for name in _HOOKS if record.implements(name)],
+            "brings": _brought(record, runtime) | registered.get(record.name, {}),
+        }
+        for record in plugins.participants(runtime.selection.plugin)
+    ]
+
+
+def _brought(record: PluginRecord, runtime: Runtime) -> dict[str, Any]:
+    """Return device, kernels by op, backend and policies of a plugin; what it lacks is left out."""
+    kernels: dict[str, list[str]] = {}
+    for bound in runtime.ops.resolutions:
+        if bound.plugin == record.name and bound.chosen not in kernels.get(bound.op, ()):
+            kernels.setdefault(bound.op, []).append(bound.chosen)
+    offers = {
+        "comm_backend": runtime.processes.backend if runtime.processes else None,
+        "precision": runtime.precision,
+        "recompute": runtime.recompute,
+        "checkpoint_stager": runtime.stager,
+    }
+    is_device_plugin = record.name == runtime.selection.plugin
+    return {
+        **({"device": runtime.device.type} if is_device_plugin else {}),
+        **({"kernels": kernels} if kernels else {}),
+        **{
+            kind: offer.name
+            for kind, offer in offers.items()
+            if offer is not None and offer.plugin == record.name
+        },
+    }
+
+
+def _registered(plan: RunPlan, plugins: PluginSet, tokenizer: str) -> dict[str, dict[str, Any]]:
+    """Return, by plugin, the tokenizer and the texts of the run that it registered."""
+    found: dict[str, dict[str, Any]] = {}
+    if tokenizer not in tokenizer_types():
+        owner = registered_types(plugins).plugins.get(tokenizer)
+        if owner is not None:
+            found[owner.name] = {"tokenizer": tokenizer}
+    names = {
+        source.name
+        for blend in plan.sources.blends()
+        for source in blend.sources
+        if source.corpus and source.name != BUNDLED
+    }
+    owners = named_texts(plugins).plugins if names else {}
+    for name in sorted(names & owners.keys()):
+        found.setdefault(owners[name].name, {}).setdefault("corpora", []).append(name)
+    return found

@@ -31,9 +31,8 @@ from lmcore.train.report.announcement import announcement, header_lines
 from lmcore.train.report.compilation_watch import CompilationWatch
 from lmcore.train.report.display import Display, PlainDisplay, SilentDisplay, duration
 from lmcore.train.report.metrics import MetricsFile, TensorBoard
-from lmcore.train.report.plugins_of_run import plugins_of_run
 from lmcore.train.report.profiler import Profile
-from lmcore.train.report.run_directory import RunDirectory
+from lmcore.train.report.run_directory import RunDirectory, plugins_of_run
 from lmcore.train.report.sample import SampleText, can_generate, take_sample
 from lmcore.train.report.speed import Speed
 from lmcore.train.report.startup_clock import PhaseClock
