@@ -328,7 +328,7 @@ class Session:
             ConfigError: The device does not offer the policy, or the module has one already.
         """
         self._require_open("recompute")
-        from lmcore.library.recompute import recompute_module
+        from lmcore.library.forward import recompute_module
 
         recompute_module(module, policy, self._runtime, self._plugins)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lmcore.base.errors import ConfigError, RunError
-from lmcore.library.forward_precision import ForwardPrecision
+from lmcore.library.forward import ForwardPrecision
 from lmcore.library.losses import FiniteCheck, LossWeights
 from lmcore.optim.clip import clip_as_torch, clip_by_norm
 from lmcore.optim.loss_scale import loss_scale_of
