@@ -1,8 +1,8 @@
 """Write the reference pages that are made from the code.
 
 `python docs/generate.py` writes docs/reference/{options,presets,megatron-flags,commands}.md,
-docs/reference/{records,torch-functions}.md, tests/golden/flags.txt and the snapshot of the plugin
-contract; a test fails where a file and the code differ.  Of the plugins only the CPU's, the
+docs/reference/{models,records,torch-functions}.md, tests/golden/flags.txt and the snapshot of the
+plugin contract; a test fails where a file and the code differ.  Of the plugins only the CPU's, the
 applications and the authors' kit are described, whatever else is installed; the kit has to be
 importable.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import inspect
 import io
 import os
@@ -43,7 +44,16 @@ from lmcore.contract.registry import CommandRegistry
 from lmcore.conversion.state import ModelState, Progress
 from lmcore.families.protocol import TensorParallelPlan
 from lmcore.model.checkpoint_format import CheckpointFormat
-from lmcore.model.family import Body, Family, ForwardFlops, Loss, parameters_of
+from lmcore.model.family import (
+    Body,
+    Family,
+    ForwardFlops,
+    Loss,
+    Pretrained,
+    families,
+    family_of,
+    parameters_of,
+)
 from lmcore.model.parameters import Init, Parameter, Split, parameter_count
 from lmcore.model.shape import ModelPart
 from lmcore.model.vocabulary import pad_vocab_size
@@ -70,7 +80,18 @@ What a [model family](../how-to/add-a-model-family.md) and a
 `lmcore.conversion`. `ModelState` is a class whose subclasses set these attributes."""
 
 _OF_FAMILIES = (
-    *(Family, Loss, Body, ForwardFlops, Parameter, Init, Split, ModelPart, TensorParallelPlan),
+    *(
+        Family,
+        Loss,
+        Body,
+        ForwardFlops,
+        Pretrained,
+        Parameter,
+        Init,
+        Split,
+        ModelPart,
+        TensorParallelPlan,
+    ),
     *(CheckpointFormat, ModelState, Progress),
 )
 
@@ -196,6 +217,80 @@ def presets_page() -> str:
         _table((*head, "lr", "source"), rows),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def models_page() -> str:
+    """Return the page of the families of models, from their records."""
+    lines = [
+        "# Families of models",
+        "",
+        _NOTE,
+        "",
+        "A family is one record, `Family`, in a folder of `lmcore/families/`, and is chosen by",
+        "`--model-family`; GPT and Llama also by the settings that tell them apart. Plugins add",
+        "others ([guide](../how-to/add-a-model-family.md)); the page of records has every field",
+        "([records](records.md#model-families-and-checkpoint-formats)).",
+    ]
+    for family in families().values():
+        lines += ["", f"## {family.name}", "", _family_table(family)]
+    return "\n".join([*lines, ""])
+
+
+def _family_table(family: Family) -> str:
+    """Return the table of a family: where it is, and what is particular to it."""
+    folder = family.model.split(":")[0].rpartition(".")[0].replace(".", "/")
+    about = (inspect.getdoc(importlib.import_module(folder.replace("/", "."))) or "").rstrip(".")
+    model, samples = (_source(name) for name in (family.model, family.samples))
+    chosen = f"`--model-family {family.key}`"
+    if family.matches is not None:
+        chosen += ", or none and its settings"
+    presets = [name for name, preset in PRESETS.items() if _is_of(preset.values, family)]
+    body = "no"
+    if family.body is not None:
+        pooled = "first" if family.body.bidirectional else "last"
+        body = f"yes, on the {pooled} token"
+    rows = {
+        "definition": f"{about}: {model}",
+        "record": f"[`{folder}/family.py`](../../{folder}/family.py)",
+        "samples": samples,
+        "chosen by": chosen,
+        "batch": ", ".join(
+            f"`{name}`{' (optional)' * (name in family.optional)}" for name in family.batch
+        ),
+        "losses": ", ".join(
+            f"{loss.name}{' (with accuracies)' * loss.accuracy}" for loss in family.losses
+        ),
+        "settings": ", ".join(f"`{name}` ({value!r})" for name, value in family.settings.items()),
+        "presets": ", ".join(f"`{name}`" for name in presets),
+        "checkpoints of": ", ".join(sorted(family.names)),
+        "heads for tasks": body,
+        "tests": _tests_of(folder),
+    }
+    table = [(name, _cell(text)) for name, text in rows.items() if text]
+    return _table(("", ""), table)
+
+
+def _is_of(values: Mapping[str, Any], family: Family) -> bool:
+    settings = dataclasses.replace(
+        ModelSection(),
+        **{
+            name: value
+            for name, value in values.items()
+            if name in ModelSection.__dataclass_fields__
+        },
+    )
+    return family_of(settings) is family
+
+
+def _source(name: str) -> str:
+    module, _, attribute = name.partition(":")
+    path = f"{module.replace('.', '/')}.py"
+    return f"[`{attribute}`](../../{path})"
+
+
+def _tests_of(folder: str) -> str:
+    tests = folder.replace("lmcore/", "tests/unit/")
+    return f"[`{tests}`](../../{tests})"
 
 
 def megatron_page() -> str:
@@ -353,6 +448,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "docs/reference/megatron-flags.md": megatron_page,
     "tests/golden/flags.txt": flags_list,
     "docs/reference/commands.md": commands_page,
+    "docs/reference/models.md": models_page,
     "docs/reference/records.md": records_page,
     "docs/reference/torch-functions.md": torch_page,
     f"{CONTRACTS}/{API_VERSION}.json": renewed_contract,

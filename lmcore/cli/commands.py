@@ -16,7 +16,7 @@ COMMANDS: Mapping[str, tuple[Command, ...]] = {
     "model": (
         Command(
             "train",
-            "Train a GPT, Llama, BERT or T5 model; by default a small GPT on a bundled text.",
+            "Train a model of a family; without arguments a small GPT on a bundled text.",
             "lmcore.cli.train:run",
         ),
         Command("generate", "Continue a text with a trained model.", "lmcore.cli.generate:run"),
@@ -36,6 +36,13 @@ COMMANDS: Mapping[str, tuple[Command, ...]] = {
             "checkpoint",
             "Inspect, verify, diff, edit and convert checkpoints.",
             "lmcore.cli.checkpoint:run",
+        ),
+    ),
+    "search": (
+        Command(
+            "index",
+            "Build an index of blocks of text, and search it by questions.",
+            "lmcore.cli.index:run",
         ),
     ),
     "your own script": (
@@ -149,6 +156,18 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
             "data corpora",
             "List the texts for `lmcore train --corpus`.",
             "lmcore.cli.data.corpora:run",
+        ),
+    ),
+    "index": (
+        Command(
+            "index build",
+            "Compute the vectors of all blocks of a dataset by a trained encoder.",
+            "lmcore.cli.index.build:run",
+        ),
+        Command(
+            "index search",
+            "Find the blocks that a question asks for, or score a file of questions.",
+            "lmcore.cli.index.search:run",
         ),
     ),
     "config": (

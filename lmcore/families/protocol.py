@@ -63,6 +63,7 @@ class TensorParallelPlan:
         replicated_embeddings: Embeddings that every rank has, as of positions.
         head_norm: Norm before the heads, one with split rows; None: no head in this part.
         whole_heads: Last projections of heads that every rank computes whole.
+        parts: Plans of parts of the model with embeddings and heads, such as two encoders.
     """
 
     column: Sequence[BoundModule]
@@ -71,6 +72,7 @@ class TensorParallelPlan:
     replicated_embeddings: Sequence[nn.Embedding] = ()
     head_norm: BoundModule | None = None
     whole_heads: Sequence[BoundModule] = ()
+    parts: Sequence[TensorParallelPlan] = ()
 
 
 class Model(nn.Module, ABC):
@@ -180,6 +182,16 @@ class Model(nn.Module, ABC):
             positions_BS: Position of each.
         """
         raise NotImplementedError
+
+    def gather_samples(self, x: Tensor) -> tuple[Tensor, int]:
+        """Return a tensor of the samples of all data-parallel ranks, and this rank's first one.
+
+        Gradients return to the rank that a sample came from.  With several ranks, it is replaced.
+
+        Args:
+            x: Tensor with a row for each sample of this rank, the same size on all.
+        """
+        return x, 0
 
     @property
     def attentions(self) -> Sequence[AttentionModule]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 from lmcore.base.errors import ConfigError, PluginError, suggestion
@@ -21,6 +21,7 @@ __all__ = [
     "FamilySettings",
     "ForwardFlops",
     "Loss",
+    "Pretrained",
     "block_flops",
     "families",
     "family_of",
@@ -81,11 +82,14 @@ class Loss:
         name: Name in Megatron's log line: "lm loss".
         weight: Tensor of the micro-batch with the weight of each of its targets; 0: masked.
         accuracy: True if evaluation counts the targets that the model predicts.
+        top: Numbers of places: a target counts as predicted if it is among so many best ones.  Each
+            number is an accuracy.
     """
 
     name: str
     weight: str
     accuracy: bool = False
+    top: tuple[int, ...] = (1,)
 
     @property
     def key(self) -> str:
@@ -94,8 +98,9 @@ class Loss:
 
     @property
     def accuracy_key(self) -> str:
-        """Name of the accuracy in metrics and summaries: "lm_accuracy"."""
-        return f"{self.name.removesuffix(' loss').replace(' ', '_')}_accuracy"
+        """Name of the accuracy in metrics and summaries: "lm_accuracy", "lm_top5_accuracy"."""
+        places = "" if self.top[0] == 1 else f"_top{self.top[0]}"
+        return f"{self.name.removesuffix(' loss').replace(' ', '_')}{places}_accuracy"
 
 
 @dataclass(frozen=True)
@@ -114,6 +119,21 @@ class Body:
     inputs: tuple[str, ...]
     heads: frozenset[str]
     bidirectional: bool = False
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """Weights of another family's model that a model may begin with.
+
+    Attributes:
+        family: Name of that family.
+        option: Option with the directory of its run or checkpoint: "bert_load".
+        name: Returns the name there of a parameter of this family; empty: it is not there.
+    """
+
+    family: str
+    option: str
+    name: Callable[[str], str]
 
 
 @dataclass(frozen=True, eq=False)  # two records of one name are not the same family
@@ -149,6 +169,7 @@ class Family:
         positions: Positional encodings (`--position-embedding-type`) that its models may have.
         forward_flops_of: `forward_flops` by the shape and all settings, a `Config`, for samples
             that have a second length; None: `forward_flops` of the sequence length.
+        pretrained: Weights of another family's model to begin with; None: there are none.
     """
 
     name: str
@@ -169,6 +190,7 @@ class Family:
     every_position_is_a_target: bool = False
     positions: tuple[str, ...] = ("learned_absolute", "rope", "none")
     forward_flops_of: Callable[[ModelShape, Any], ForwardFlops] | None = None
+    pretrained: Pretrained | None = None
 
     @property
     def key(self) -> str:
@@ -177,8 +199,9 @@ class Family:
 
     @property
     def accuracies(self) -> tuple[Loss, ...]:
-        """Losses whose predicted targets are counted in evaluation, after all losses."""
-        return tuple(loss for loss in self.losses if loss.accuracy)
+        """Losses whose predicted targets are counted, one for each number in `Loss.top`."""
+        counted = [loss for loss in self.losses if loss.accuracy]
+        return tuple(replace(loss, top=(places,)) for loss in counted for places in loss.top)
 
     @property
     def tokens(self) -> str:
@@ -200,6 +223,7 @@ class Family:
 
 _OWN = (
     "lmcore.families.bert.family:BERT",
+    "lmcore.families.ict.family:ICT",
     "lmcore.families.t5.family:T5",
     "lmcore.families.gpt.family:LLAMA",
     "lmcore.families.gpt.family:GPT",

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 from lmcore.families.build import build_model
 from lmcore.model.shape import ModelPart
 from lmcore.parallel import context_parallel, tensor_parallel
-from lmcore.parallel.collectives import all_reduce_coalesced
+from lmcore.parallel.collectives import all_gather, all_reduce_coalesced
 from lmcore.parallel.context_parallel import local_positions, local_tokens
 from lmcore.parallel.data_parallel import LossModule, replicate, shard_stages, squared_norm
 from lmcore.parallel.graph_capture import GraphedMicroBatch, allocate_gradients
-from lmcore.parallel.mesh import ParallelMesh, ReplicaClass
+from lmcore.parallel.mesh import Axis, ParallelMesh, ReplicaClass
 from lmcore.parallel.pipeline import Pipeline
 from lmcore.parallel.pipeline_split import own_part
 from lmcore.parallel.sharded_gradients import reshard
@@ -381,6 +381,13 @@ def parallelize(
         device=torch.device("meta") if layout.zero_stage else None,  # never whole on one device
     )
     layouts = tensor_parallel.tensor_layouts(model, mesh.tensor)
+    if mesh.replicas.size > 1:
+        gather = functools.partial(_gather_samples, mesh.replicas)
+        model.gather_samples = gather  # type: ignore[method-assign]
     context_parallel.connect(model, mesh.context)
     tensor_parallel.connect(model, mesh.tensor, sequence=layout.sequence, rng=runtime.rng)
     return ParallelModel(model, mesh, shape, layouts, runtime.device)
+
+
+def _gather_samples(replicas: Axis, x: Tensor) -> tuple[Tensor, int]:
+    return all_gather(x, replicas, dim=0), replicas.rank * x.shape[0]

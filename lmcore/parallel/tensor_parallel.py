@@ -244,16 +244,17 @@ def connect(model: Model, axis: Axis, *, sequence: bool, rng: RngTracker) -> Non
     leave: Callable[[Tensor], Tensor] = functools.partial(
         reduce_scatter if sequence else all_reduce, axis=axis
     )
-    for linear in plan.column:
-        linear.op = _after(enter, linear.op)
-    for linear in plan.row:
-        linear.op = _before(linear.op, leave)
     for attention in model.attentions:
         if attention.dropout and not sequence:  # with it, all random numbers differ by rank
             attention.op = _drawing(attention.op, lambda: rng.fork(STREAM))
-    _connect_embeddings(plan, axis, sequence=sequence)
-    if plan.head_norm is not None:
-        _connect_heads(model, plan, axis, sequence=sequence)
+    for part in (plan, *plan.parts):
+        for linear in part.column:
+            linear.op = _after(enter, linear.op)
+        for linear in part.row:
+            linear.op = _before(linear.op, leave)
+        _connect_embeddings(part, axis, sequence=sequence)
+        if part.head_norm is not None:
+            _connect_heads(model, part, axis, sequence=sequence)
 
 
 def _connect_heads(model: Model, plan: TensorParallelPlan, axis: Axis, *, sequence: bool) -> None:

@@ -195,9 +195,10 @@ def validate(
     if not mean.has_targets(excluded, ranks):
         last = first_sample + wanted - 1
         raise no_valid_target(f"the evaluation on samples {first_sample} to {last}")
-    divisors = dict(zip(family.losses, mean.divisors(excluded, ranks), strict=True))
+    weights = [loss.weight for loss in family.losses]
+    divisors = dict(zip(weights, mean.divisors(excluded, ranks), strict=True))
     means = [
-        parallel.total_loss(total) / len(found) / (divisors[loss] or math.nan)
+        parallel.total_loss(total) / len(found) / (divisors[loss.weight] or math.nan)
         for total, loss in zip(totals, (*family.losses, *family.accuracies), strict=True)
     ]
     by_loss = {loss.key: value for loss, value in zip(family.losses, means, strict=False)}

@@ -27,7 +27,7 @@ PLUGINS = {
 }
 LAYERS = [
     ["cli"],
-    ["library", "train"],
+    ["library", "train", "retrieval"],
     ["evaluation", "generation"],
     ["conversion"],
     ["checkpoint"],

@@ -118,7 +118,8 @@ def paths(data_prefix: str, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 def test_every_checked_setting_has_a_case() -> None:
     """A new setting that declares `CHECKED` is tried below."""
     checked = {name for name, option in run_options().items() if option.on_resume == CHECKED}
-    assert checked == set(CHECKED_CHANGES) | SIZES_OF_FAMILIES | SETTINGS_OF_TASKS
+    others = SIZES_OF_FAMILIES | SETTINGS_OF_TASKS | SAMPLES_OF_FAMILIES
+    assert checked == set(CHECKED_CHANGES) | others
     assert checked >= FAST
 
 
@@ -126,8 +127,13 @@ SIZES_OF_FAMILIES = {
     *("model_family", "bert_binary_head", "bert_post_norm", "bert_gelu", "bert_token_types"),
     *("decoder_num_layers", "t5_feed_forward", "t5_scaled_attention", "t5_scaled_head"),
     *("t5_head_bias", "relative_attention_num_buckets", "relative_attention_max_distance"),
+    *("biencoder_projection_dim", "biencoder_shared_query_context_model"),
+    "retriever_score_scaling",
 }
 """Settings that are compared as parts of the model's shape: see `test_plugin_family.py`."""
+
+SAMPLES_OF_FAMILIES = {"titles_data_path", "use_one_sent_docs"}
+"""Settings of a family's samples, in the fingerprint of their order: `test_ict.py` changes one."""
 
 SETTINGS_OF_TASKS = {
     f"task{part}" for part in ("", "_data", "_text", "_choices", "_label", "_labels")

@@ -67,6 +67,10 @@ class Fixed:
     hint: str = ""
 
 
+_INDEX = (
+    "use `lmcore index build CHECKPOINT --data-path PREFIX --output DIR`, and `lmcore index search`"
+)
+
 _TOKENIZER_RENAMED = {"--tokenizer-hf-include-special-tokens": Renamed("--add-special-tokens")}
 _TOKENIZER_FIXED = {
     "--tokenizer-hf-use-fast": Fixed("every `tokenizer.json` is read by the fast implementation"),
@@ -86,6 +90,7 @@ RENAMED: Mapping[str, Renamed] = {
     "--bert-no-binary-head": Renamed("--no-bert-binary-head", whole=True),
     "--encoder-num-layers": Renamed("--num-layers"),
     "--encoder-seq-length": Renamed("--seq-length"),
+    "--ict-head-size": Renamed("--biencoder-projection-dim"),
     "--deterministic-mode": Renamed("--deterministic", whole=True),
     "--fine-tune": Renamed("--finetune"),
     "--load-tag": Renamed("--ckpt-step"),
@@ -327,15 +332,14 @@ UNSUPPORTED: Mapping[str, str] = {
         "--rotary-seq-len-interpolation-factor",
     ),
     **_all(OTHER_MODELS, "--apply-layernorm-1p", "--squared-relu"),
-    **_all(OTHER_MODELS, "--bert-load"),
-    **_all(OTHER_MODELS, "--ict-head-size", "--ict-load", "--query-in-block-prob"),
-    **_all(OTHER_MODELS, "--titles-data-path", "--use-one-sent-docs", "--block-data-path"),
-    **_all(OTHER_MODELS, "--indexer-batch-size", "--indexer-log-interval"),
+    **_all(_INDEX, "--ict-load", "--block-data-path", "--embedding-path", "--evidence-data-path"),
+    **_all(_INDEX, "--indexer-batch-size", "--indexer-log-interval", "--retriever-seq-length"),
     **_all("use `--model-family NAME`, which takes the same names", "--model-type"),
-    **_all(OTHER_MODELS, "--bert-embedder-type", "--output-bert-embeddings", "--embedding-path"),
-    **_all(OTHER_MODELS, "--biencoder-projection-dim", "--biencoder-shared-query-context-model"),
-    **_all(OTHER_MODELS, "--retriever-seq-length", "--retriever-score-scaling"),
-    **_all(OTHER_MODELS, "--retriever-report-topk-accuracies", "--evidence-data-path"),
+    **_all(
+        "leave it out: the accuracies of the first 1, 5, 20 and 100 blocks are reported",
+        "--retriever-report-topk-accuracies",
+    ),
+    **_all(OTHER_MODELS, "--bert-embedder-type", "--output-bert-embeddings"),
     **_all(OTHER_MODELS, "--noise-density", "--mean-noise-span-length", "--retro-project-dir"),
     **_all(OTHER_MODELS, "--retro-add-retriever", "--retro-encoder-layers", "--retro-workdir"),
     **_all(OTHER_MODELS, "--retro-cyclic-train-iters", "--retro-return-doc-ids"),

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from lmcore.config.section.bert import BertSection
     from lmcore.config.section.checkpoint import CheckpointSection
     from lmcore.config.section.data import DataSection
+    from lmcore.config.section.ict import IctSection
     from lmcore.config.section.logging import LoggingSection
     from lmcore.config.section.model import ModelSection
     from lmcore.config.section.optimizer import OptimizerSection
@@ -40,6 +41,7 @@ __all__ = [
     "CheckpointSection",
     "Config",
     "DataSection",
+    "IctSection",
     "LoggingSection",
     "ModelSection",
     "OptimizerSection",
@@ -55,7 +57,7 @@ __all__ = [
 
 SECTION_NAMES = (
     *("model", "training", "data", "optimizer", "checkpoint"),
-    *("accelerator", "parallel", "logging", "profile", "bert", "t5", "task"),
+    *("accelerator", "parallel", "logging", "profile", "bert", "ict", "t5", "task"),
 )
 _CLASSES = {name: f"{name.title()}Section" for name in SECTION_NAMES}
 """Name of the class of each section, in the module of the section's name."""
@@ -101,6 +103,7 @@ class Config:
     logging: LoggingSection = field(default_factory=partial(_default, "logging"))
     profile: ProfileSection = field(default_factory=partial(_default, "profile"))
     bert: BertSection = field(default_factory=partial(_default, "bert"))
+    ict: IctSection = field(default_factory=partial(_default, "ict"))
     t5: T5Section = field(default_factory=partial(_default, "t5"))
     task: TaskSection = field(default_factory=partial(_default, "task"))
     plugins: PluginSettings = field(default_factory=PluginSettings)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from lmcore.config.need import Need
 from lmcore.config.option import CHECKED, option
 
+_ENCODER = Need("`--model-family bert` or `ict`", lambda run: run.family in {"BERT", "ICT", ""})
 _BERT = Need("`--model-family bert`", lambda run: run.family in {"BERT", ""})
 _PRETRAINING = Need(
     "`--model-family bert` or `t5`, without `--task`",
@@ -28,7 +29,7 @@ class BertSection:
         False,
         "Normalize after each branch, as the original BERT, not before it, as Megatron.",
         on_resume=CHECKED,
-        needs=_BERT,
+        needs=_ENCODER,
     )
     bert_gelu: str = option(
         "tanh",
@@ -37,7 +38,7 @@ class BertSection:
         "too, as `gelu_new` of Hugging Face.",
         choices=("tanh", "erf", "tanh-all"),
         on_resume=CHECKED,
-        needs=_BERT,
+        needs=_ENCODER,
     )
     bert_token_types: int = option(
         2,
@@ -45,7 +46,7 @@ class BertSection:
         minimum=0,
         maximum=1024,
         on_resume=CHECKED,
-        needs=_BERT,
+        needs=_ENCODER,
     )
     mask_prob: float = option(
         0.15,

@@ -15,14 +15,14 @@ from lmcore.model.shape import ModelShape
 if TYPE_CHECKING:
     from lmcore.config.settings import LoadedConfig
 
-__all__ = ["BERT", "parameters"]
+__all__ = ["BERT", "encoder_rows", "encoder_rules", "parameters", "projection_rows", "refusal"]
 
 _MASKED = 0.15
 """Share of the tokens that are predicted by default, for the FLOPs of the head."""
 
 
-def parameters(shape: ModelShape) -> list[Parameter]:
-    """Return the table of parameters: embeddings, blocks, and the heads of both losses."""
+def encoder_rows(shape: ModelShape) -> list[Parameter]:
+    """Return the rows of embeddings and blocks, without heads."""
     hidden, own = shape.hidden_size, shape.own
     usual = Init(std=shape.init_method_std)
     rows = (shape.padded_vocab_size, hidden)
@@ -38,20 +38,26 @@ def parameters(shape: ModelShape) -> list[Parameter]:
         table += block_rows(f"blocks.{layer}", shape)
     if not own["bert_post_norm"]:
         table += norm_rows("final_norm", shape)
+    return table
+
+
+def parameters(shape: ModelShape) -> list[Parameter]:
+    """Return the table of parameters: embeddings, blocks, and the heads of both losses."""
+    hidden, table = shape.hidden_size, encoder_rows(shape)
+    tokens = table[0]
     table += [
-        *_projection("masked_head.dense", hidden, shape),
+        *projection_rows("masked_head.dense", hidden, shape),
         *norm_rows("masked_head.norm", shape),
-        Parameter("masked_head.bias", rows[:1], ZEROS, Split(0), rows_are_tokens=True),
+        Parameter("masked_head.bias", tokens.shape[:1], ZEROS, Split(0), rows_are_tokens=True),
     ]
-    if own["bert_binary_head"]:
-        table += [*_projection("pooler", hidden, shape), *_projection("order_head", 2, shape)]
+    if shape.own["bert_binary_head"]:
+        table += projection_rows("pooler", hidden, shape) + projection_rows("order_head", 2, shape)
     # The head's rows are the token embedding's.
-    tied_to = table[0].name
-    head = Parameter("output_embedding.weight", rows, usual, Split(0), True, tied_to)  # noqa: FBT003
-    return [*table, head]
+    return [*table, replace(tokens, name="output_embedding.weight", tied_to=tokens.name)]
 
 
-def _projection(name: str, size: int, shape: ModelShape) -> list[Parameter]:
+def projection_rows(name: str, size: int, shape: ModelShape) -> list[Parameter]:
+    """Return the rows of a projection of hidden states with a bias, which is not split."""
     weight = Init(std=shape.init_method_std)
     return [
         Parameter(f"{name}.weight", (size, shape.hidden_size), weight),
@@ -77,34 +83,48 @@ def forward_flops(shape: ModelShape, seq_length: int) -> ForwardFlops:
 
 def rules(loaded: LoadedConfig) -> Iterator[ConfigError]:
     """Yield an error for each setting that BERT does not have."""
-    config = loaded.config
-    refused = {
-        "untie_embeddings_and_output_weights": (
-            config.model.untie_embeddings_and_output_weights,
+    yield from encoder_rules(
+        loaded,
+        "BERT",
+        context="the masked tokens are predicted together, from states of a sample's whole "
+        "sequence",
+    )
+    if loaded.config.model.untie_embeddings_and_output_weights:
+        yield refusal(
+            loaded,
+            "untie_embeddings_and_output_weights",
+            "BERT",
             "BERT's head has the weights of the token embedding",
-        ),
-        "context_parallel_size": (
-            config.parallel.context_parallel_size > 1,
-            "the masked tokens are predicted together, from states of a sample's whole sequence",
-        ),
-        **{
-            name: (getattr(config.data, name), "each of BERT's samples is of one document")
-            for name in ("reset_position_ids", "reset_attention_mask", "eod_mask_loss")
-        },
-    }
-    for name, (wrong, why) in refused.items():
-        if wrong:
-            yield ConfigError(
-                f"{loaded.shown(name)} is not supported by BERT models",
-                why=why,
-                hint="leave it out",
-            )
-    if config.model.seq_length < _SHORTEST:
+        )
+    if loaded.config.model.seq_length < _SHORTEST:
         yield ConfigError(
             f"{loaded.shown('seq_length')} is too short for BERT",
             why="three of the tokens mark the segments, and each segment has a token",
             hint=f"use `--seq-length {_SHORTEST}` or more",
         )
+
+
+def encoder_rules(loaded: LoadedConfig, name: str, *, context: str) -> Iterator[ConfigError]:
+    """Yield an error for each setting that the encoder of the family *name* does not have.
+
+    Args:
+        loaded: Settings of the run.
+        name: Name of the family.
+        context: Reason why sequences are not divided over processes.
+    """
+    config = loaded.config
+    if config.parallel.context_parallel_size > 1:
+        yield refusal(loaded, "context_parallel_size", name, context)
+    for option in ("reset_position_ids", "reset_attention_mask", "eod_mask_loss"):
+        if getattr(config.data, option):
+            yield refusal(loaded, option, name, f"each of {name}'s samples is of one document")
+
+
+def refusal(loaded: LoadedConfig, option: str, name: str, why: str) -> ConfigError:
+    """Return the error of a setting that the models of the family *name* do not have."""
+    return ConfigError(
+        f"{loaded.shown(option)} is not supported by {name} models", why=why, hint="leave it out"
+    )
 
 
 _SHORTEST = 5

@@ -12,10 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from lmcore.base.errors import CheckpointArgumentError
 from lmcore.base.log import ALL_RANKS
 from lmcore.checkpoint import WritePlanner, load_checkpoint
 from lmcore.config.derived.layout import ParallelLayout
+from lmcore.config.option import flag_of
 from lmcore.conversion.native.manifest import WITHOUT_OPTIMIZER
 from lmcore.conversion.state import LEFT_OUT
 from lmcore.families.heads.family import HeadFamily
@@ -76,15 +79,14 @@ def restore(
     """
     asked = plan.config.checkpoint
     seed = plan.config.training.seed
-    if asked.load is None:
-        state.parallel.initialize(seed)
-        return None
     resume = plan.resume
     if resume is None:
-        logger.warning(
-            "no checkpoint in `%s`: starting from initial weights", asked.load, extra=ALL_RANKS
-        )
+        if asked.load is not None:
+            logger.warning(
+                "no checkpoint in `%s`: starting from initial weights", asked.load, extra=ALL_RANKS
+            )
         state.parallel.initialize(seed)
+        _begin_with_pretrained(state, plan)
         return None
     channel = (planner or WritePlanner()).loads
     checkpoint, manifest = resume.checkpoint, resume.manifest
@@ -150,6 +152,53 @@ class _Reader:
             rows={name: count for name, count in self.rows.items() if name in tensors},
             channel=self.channel,
         )
+
+
+def _begin_with_pretrained(state: TrainState, plan: RunPlan) -> None:
+    """Replace initial weights by another family's, if the run names a checkpoint of it."""
+    pretrained = family_of(plan.shape).pretrained
+    path = plan.config.named(pretrained.option) if pretrained is not None else None
+    if pretrained is None or path is None:
+        return
+    from lmcore.conversion.loading.weights import WeightReader
+
+    flag, weights = f"`{flag_of(pretrained.option)}`", WeightReader(Path(path))
+    shape = weights.state.shape
+    if (name := family_of(shape).name) != pretrained.family or shape.task:
+        head = f" with a head for the task `{shape.task}`" if shape.task else ""
+        raise CheckpointArgumentError(
+            f"the model of {flag} is not a {pretrained.family} from pretraining",
+            why=f"the model of `{path}` is a {name}{head}",
+            hint=f"give the run or the checkpoint of a {pretrained.family}, in any format",
+        )
+    theirs, tokens = parameter_shapes(shape), vocabulary_parameters(plan.shape)
+    for local in state.parallel.parameters:
+        if not (source := pretrained.name(local.name)):
+            continue
+        wanted, found = tuple(local.layout.shape), theirs.get(source, ())
+        padded = local.name in tokens  # the numbers of rows may differ by padding
+        if not _fits(wanted, found, plan.vocab_size if padded else None):
+            sizes = f"`{source}` has the shape {list(found)}" if found else f"it has no `{source}`"
+            raise CheckpointArgumentError(
+                f"the model of {flag} has other sizes than the run's",
+                why=f"{sizes}, and `{local.name}` has the shape {list(wanted)}",
+                hint=f"give the run its sizes: `lmcore checkpoint inspect {path}` shows them",
+            )
+        whole = weights.read(source)
+        if wanted != found:
+            seed = plan.config.training.seed
+            rows = state.model.initial_weight(local.name, torch.Size(wanted), seed)
+            rows[: plan.vocab_size] = whole[: plan.vocab_size]
+            whole = rows
+        local.layout.fill(local.tensor, whole)
+    logger.info("%s: begins with the weights of `%s`", family_of(plan.shape).name, path)
+
+
+def _fits(wanted: tuple[int, ...], found: tuple[int, ...], rows: int | None) -> bool:
+    """Return True if a weight has the wanted shape, or at least the wanted number of rows."""
+    if rows is None or not found:
+        return wanted == found
+    return wanted[1:] == found[1:] and found[0] >= rows
 
 
 def _resume(state: TrainState, plan: RunPlan, runtime: Runtime, reader: _Reader) -> None:

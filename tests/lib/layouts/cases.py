@@ -49,6 +49,7 @@ T5_ORIGINAL = (
     f"{T5} --position-embedding-type relative --normalization RMSNorm --no-add-bias-linear "
     "--no-t5-head-bias --no-t5-scaled-attention --t5-scaled-head --t5-feed-forward gated-gelu"
 )
+ICT = "--model-family ict --retriever-score-scaling"
 FP64 = "--precision fp64 --clip-grad 0"
 CLASSIFIER = f"--task classification --task-data {__file__}"
 CHOICE = f"--task multiple-choice --task-data {__file__}"
@@ -68,6 +69,8 @@ KINDS = {
     "bert-original": f"{BERT} --bert-post-norm --bert-gelu erf --precision fp64 --clip-grad 0",
     "t5": f"{T5} {FP64}",
     "t5-original": f"{T5_ORIGINAL} {FP64}",
+    "ict": f"{ICT} --biencoder-projection-dim 12 {FP64}",
+    "ict-shared": f"{ICT} --biencoder-shared-query-context-model --bert-post-norm {FP64}",
     "classifier": f"{BERT} {CLASSIFIER} {FP64}",
     "choice": f"{LLAMA} {CHOICE} {FP64}",
     "llama-documents": f"{LLAMA} --precision fp64 --clip-grad 0 {DOCUMENTS}",
@@ -154,6 +157,13 @@ OF_TWO = {
     "t5-original/zero3-selective": f"--zero-stage 3 {SELECTIVE}",
     "t5-original/tp": TP,
     "t5-original/tp-sp": f"{TP} {SP} {FULL}",
+    # A question is compared with the blocks of a micro-batch on all ranks, two as on one process.
+    "ict/dp": ACCUMULATE,
+    "ict/zero3-full": f"--zero-stage 3 {FULL} {ACCUMULATE}",
+    "ict/tp": TP,
+    "ict/tp-sp": f"{TP} {SP} {SELECTIVE}",
+    "ict-shared/zero1": f"--zero-stage 1 {ACCUMULATE}",
+    "ict-shared/tp-sp": f"{TP} {SP}",
     "classifier/dp": ACCUMULATE,
     "classifier/zero3": "--zero-stage 3",
     "classifier/tp": TP,
@@ -222,6 +232,7 @@ OF_FOUR = {
     "bert-original/zero3-tp-sp": f"--zero-stage 3 {TP} {SP}",
     "t5/zero2-tp": f"--zero-stage 2 {TP}",
     "t5-original/zero3-tp-sp": f"--zero-stage 3 {TP} {SP}",
+    "ict/tp-sp-dp": f"{TP} {SP} {ACCUMULATE}",
     "uneven/pp4": "--pipeline-model-parallel-size 4",
 }
 

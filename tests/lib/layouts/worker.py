@@ -30,6 +30,7 @@ from lmcore.config.tokenizer import TokenizerIdentity
 from lmcore.config.validate import validate
 from lmcore.data.dataset.bert import BertSample
 from lmcore.data.dataset.document_mask import DocumentMasks
+from lmcore.data.dataset.ict import ICTSample
 from lmcore.data.dataset.t5 import T5Sample
 from lmcore.data.loading.batch import CausalLMCollation
 from lmcore.data.loading.loader import BatchLoader
@@ -37,6 +38,7 @@ from lmcore.data.task.dataset import TaskSample
 from lmcore.families.bert.samples import BertCollation
 from lmcore.families.gpt.model import GPT
 from lmcore.families.heads.samples import PairFormat, TaskCollation
+from lmcore.families.ict.samples import IctCollation
 from lmcore.families.t5.family import decoder_length
 from lmcore.families.t5.samples import T5Collation
 from lmcore.parallel.random_states import seed_everything
@@ -151,6 +153,32 @@ class Spans:
         return self.samples[i]
 
 
+class Found:
+    """Random samples of ICT, the same in every process, with padding: no two texts are equal."""
+
+    def __init__(self, count: int, length: int) -> None:
+        """Draw *count* samples with texts of at most *length* tokens."""
+        self.length = length
+        self.samples = [self._draw(np.random.default_rng([8, i])) for i in range(count)]
+
+    def _draw(self, rng: np.random.Generator) -> ICTSample:
+        texts = np.zeros((2, self.length), dtype=np.int64)
+        masks = np.zeros_like(texts)
+        for row, least in enumerate((4, 9)):
+            size = int(rng.integers(least, self.length + 1))
+            texts[row, :size] = rng.integers(1, VOCABULARY, size)
+            masks[row, :size] = 1
+        return ICTSample(texts[0], masks[0], texts[1], masks[1], (0, 0, 0, 0))
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return len(self.samples)
+
+    def __getitem__(self, i: int) -> ICTSample:
+        """Return a sample."""
+        return self.samples[i]
+
+
 class Labelled:
     """Random samples of a task, the same in every process, some longer than a sequence.
 
@@ -195,6 +223,8 @@ def samples_of(plan: RunPlan, count: int) -> tuple[Any, Any]:
         return Masked(count, length), BertCollation(PREDICTED, binary_head=True)
     if plan.shape.model_family == "t5":
         return Spans(count, length, decoder_length(plan.config)), T5Collation()
+    if plan.shape.model_family == "ict":
+        return Found(count, length), IctCollation(VOCABULARY)
     return Samples(count, length), CausalLMCollation(masks=masks_of(plan))
 
 

@@ -58,6 +58,14 @@ CASES = [
         )
     ),
     *(
+        ("--model-family ict", "--model-family bert", flag)
+        for flag in (
+            "--biencoder-projection-dim 8, --biencoder-shared-query-context-model",
+            "--retriever-score-scaling, --query-in-block-prob 0.2, --use-one-sent-docs",
+            "--titles-data-path {data}, --bert-load .",
+        )
+    ),
+    *(
         (
             "--model-family t5 --position-embedding-type relative",
             other,

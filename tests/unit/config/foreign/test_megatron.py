@@ -73,7 +73,7 @@ def test_every_flag_of_the_other_programs_is_known(name: str) -> None:
 @pytest.mark.parametrize("flag", UNSUPPORTED)
 def test_the_hint_of_an_unsupported_flag_leads_further(flag: str) -> None:
     """Every flag that a hint names is one of lmcore, which is not refused in its turn."""
-    known = own_flags() | {"--to", "--json-keys", "--workers", "--continue"}
+    known = own_flags() | {"--to", "--json-keys", "--workers", "--continue", "--output"}
     named = re.findall(r"--[a-z][a-z0-9-]+", UNSUPPORTED[flag])
     assert set(named) <= known
     assert flag not in named
@@ -224,10 +224,10 @@ def test_a_task_of_megatron_has_its_own_hint(value: str) -> None:
 
 def test_flags_of_models_that_are_not_here() -> None:
     """They are refused with the reason."""
-    for flag in ("--ict-head-size 128", "--bert-load x", "--retro-add-retriever"):
+    for flag in ("--num-classes 128", "--bert-embedder-type x", "--retro-add-retriever"):
         with pytest.raises(ConfigError) as caught:
             validate(load_config(flag.split()))
-        wanted = "leave it out: only BERT, GPT, Llama and T5 models are trained"
+        wanted = "leave it out: only BERT, GPT, ICT, Llama and T5 models are trained"
         assert caught.value.hint == wanted
 
 

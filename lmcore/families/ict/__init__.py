@@ -1,0 +1,1 @@
+"""ICT: two encoders that learn to find the block of text around a sentence."""

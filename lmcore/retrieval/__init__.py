@@ -1,0 +1,1 @@
+"""Search of text by vectors: encoders, an index of blocks on disk, and answers to questions."""

@@ -1,0 +1,122 @@
+"""Whole runs of ICT: from BERT's weights to a block that is found by a sentence, held out."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lmcore.cli.main import main
+
+DOCUMENTS, LINES = 240, 6
+WORDS, OWN = 80, 6
+"""Words of all documents, and words that the sentences of one document are made of."""
+SIZES = "--num-layers 1 --hidden-size 32 --num-attention-heads 2 --seq-length 32"
+SHARED = "--biencoder-shared-query-context-model --retriever-score-scaling"
+FLAGS = f"--model-family ict {SIZES} --micro-batch-size 24 --split 5,1,0"
+
+
+def words_of(document: int) -> list[str]:
+    drawn = np.random.default_rng([3, document])
+    return [f"t{n}" for n in drawn.choice(WORDS, OWN, replace=False)]
+
+
+def lines_of(document: int) -> list[str]:
+    drawn = np.random.default_rng([4, document])
+    return [" ".join([*drawn.choice(words_of(document), 4), "."]) for _ in range(LINES)]
+
+
+@pytest.fixture(scope="module")
+def sentences(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the prefix of documents of sentences, each document about a few words."""
+    folder = tmp_path_factory.mktemp("topics")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", *(f"t{n}" for n in range(WORDS))]
+    (folder / "vocab.txt").write_text("\n".join(words) + "\n")
+    with (folder / "d.jsonl").open("w") as file:
+        for document in range(DOCUMENTS):
+            file.write(json.dumps({"text": "\n".join(lines_of(document))}) + "\n")
+    more = ["--input", f"{folder}/d.jsonl", "--output-prefix", f"{folder}/d", "--workers", "1"]
+    more += ["--tokenizer-type", "BertWordPieceLowerCase"]
+    more += ["--vocab-file", f"{folder}/vocab.txt", "--presplit-sentences"]
+    assert main(["data", "prepare", *more]) == 0
+    return f"{folder}/d_text_sentence"
+
+
+def test_training_and_resuming(train: Any, assert_same: Any, sentences: str) -> None:
+    """Both encoders begin with BERT's weights; resuming is bitwise, accuracies are in metrics."""
+    data = f"--data-path {sentences} --eval-interval 2 --eval-iters 1 --save-interval 2"
+    bert = train("bert", f"--model-family bert {SIZES} --train-iters 2 --data-path {sentences}")
+    assert bert.status == 0, bert.err
+    flags = f"{FLAGS} {data} --train-iters 4 --biencoder-projection-dim 8"
+    begun = train("begun", f"{flags} --lr 1e-20 --bert-load {bert.directory}")
+    assert begun.status == 0, begun.err
+    weights, theirs = begun.saved(), bert.saved()
+    for tower in ("query", "block"):
+        for name in ("token_embedding.weight", "blocks.0.attention.qkv.weight"):
+            assert bool((weights[f"model.{tower}.{name}"] == theirs[f"model.{name}"]).all())
+    whole = train("whole", flags)
+    assert whole.status == 0, whole.err
+    assert {"valid_retrieval_accuracy", "valid_retrieval_top5_accuracy"} <= whole.rows[1].keys()
+    more = train("more", f"{flags} --load {whole.directory}/checkpoints/iter_0000002")
+    assert more.status == 0, more.err
+    assert more.curve() == whole.curve()[2:]
+    assert_same(more.saved(), whole.saved())
+    load = f"--load {whole.directory}/checkpoints/iter_0000002"
+    other = train("other", f"{flags} --use-one-sent-docs {load}")
+    assert other.status != 0
+    assert "use_one_sent_docs" in other.err or "order" in other.err, other.err
+
+
+def test_refused(train: Any, sentences: str) -> None:
+    """Settings that do not go together are named before anything is trained."""
+    flags = f"{FLAGS} --train-iters 1"
+    bert = train("bert", f"--model-family bert {SIZES} --train-iters 1 --data-path {sentences}")
+    other = f"--bert-load {bert.directory}"
+    for option, words in {
+        "": "cannot be trained with the tokenizer `ByteTokenizer`",
+        f"--data-path {sentences} --hidden-size 16 {other}": "has other sizes than the run's",
+        f"--data-path {sentences} --titles-data-path {sentences}": "titles for",
+        f"--data-path {sentences} --context-parallel-size 2": "not supported by ICT models",
+        f"--data-path {sentences} --bert-load nowhere": "`nowhere`",
+    }.items():
+        without = flags.replace("--hidden-size 32", "") if "--hidden-size" in option else flags
+        run = train("run", f"{without} {option}")
+        assert run.status != 0
+        assert words in run.err, run.err
+        assert not (run.directory / "metrics.jsonl").exists()
+
+
+@pytest.fixture(scope="module")
+def trained(train_once: Callable[..., Any], sentences: str) -> Any:
+    """Return a run that learnt to find blocks."""
+    return train_once(
+        f"{FLAGS} {SHARED} --train-iters 100 --lr 1e-3 --eval-interval 100 --eval-iters 2",
+        sentences,
+    )
+
+
+def test_held_out_text_is_found(trained: Any, sentences: str, tmp_path: Path, capsys: Any) -> None:
+    """From an index to answers, far above chance, on documents that were not trained on.
+
+    A question is a sentence of a document, and its answer another sentence of it.
+    """
+    assert trained.rows[-1]["valid_loss"] < 0.8 * math.log(24)
+    index, held_out = str(tmp_path / "index"), range(DOCUMENTS - 40, DOCUMENTS)
+    build = [str(trained.directory), "--data-path", sentences, "--output", index, "--device", "cpu"]
+    assert main(["index", "build", *build]) == 0
+    questions = tmp_path / "questions"
+    questions.write_text(
+        "".join(f"{lines_of(number)[1]}\t{[lines_of(number)[4]]}\n" for number in held_out)
+    )
+    capsys.readouterr()
+    asked = ["--questions", str(questions), "--top", "1", "5", "--json", "--device", "cpu"]
+    assert main(["index", "search", index, *asked]) == 0
+    places = [json.loads(line)["place"] for line in capsys.readouterr().out.splitlines()]
+    found = sum(place is not None and place <= 5 for place in places) / len(places)
+    chance = 5 / DOCUMENTS
+    assert found > 10 * chance, places
