@@ -21,8 +21,7 @@ from lmcore.data.indexed.copy import copy_bytes
 from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.indexed.files import disk_errors, file_changed, replacing
 from lmcore.data.indexed.idx_reader import CACHED_MAGIC, TOKEN_DTYPES, Format, Index, read_index
-from lmcore.data.indexed.idx_rebuild import RebuiltIndex
-from lmcore.data.indexed.idx_writer import IndexContent, write_index
+from lmcore.data.indexed.idx_writer import IndexContent, RebuiltIndex, write_index
 from lmcore.data.indexed.metadata import (
     DatasetMetadata,
     metadata_path,

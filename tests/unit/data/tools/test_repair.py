@@ -16,8 +16,7 @@ from indexed_files import describe, write
 
 from lmcore.base.errors import ConfigError, DataError
 from lmcore.data.blend.file_list import corpus_of
-from lmcore.data.indexed import idx_rebuild as index_rebuild
-from lmcore.data.indexed import token_scan
+from lmcore.data.indexed import idx_writer, token_scan
 from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.indexed.idx_reader import read_index
 from lmcore.data.indexed.metadata import DatasetMetadata, read_metadata, verify_files
@@ -197,7 +196,7 @@ def test_index_is_rebuilt(tmp_path_factory, documents, dtype, piece):
     before = files(folder)
     (folder / "x.idx").unlink()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(index_rebuild, "_PIECE_TOKENS", piece)
+        patch.setattr(idx_writer, "_PIECE_TOKENS", piece)
         report = repair(RepairRequest(prefix, eod=11, dtype=dtype))
     assert files(folder) == before
     assert report.written == (f"{prefix}.idx",)
