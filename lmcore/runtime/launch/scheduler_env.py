@@ -3,8 +3,8 @@
 `srun`, `mpiexec` and similar launchers set different variables (`LAUNCHERS`, a record for each).
 `translate` returns torchrun's variables for them, with an address for the rendezvous if the
 launcher's variables give one.  One of several processes that cannot tell which it is is refused:
-it would train alone, as would all others.  Torch-free.  Slurm's short forms are
-lists of hosts, such as "a[01-04,7],node-1", and counts for each node.
+it would train alone, as would all others.  Slurm's short forms are lists of hosts, such as
+"a[01-04,7],node-1", and counts for each node.  Torch-free.
 """
 
 from __future__ import annotations
