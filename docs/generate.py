@@ -199,7 +199,7 @@ def presets_page() -> str:
         rows.append(
             (
                 f"`{preset.name}`",
-                f"{parameter_count(parameters_of(model_shape(model, padded))):,}",
+                f"{parameter_count(parameters_of(model_shape(model, padded, config))):,}",
                 str(model.num_layers),
                 str(model.hidden_size),
                 _heads(model),
@@ -254,6 +254,7 @@ def _family_table(family: Family) -> str:
         "record": f"[`{folder}/family.py`](../../{folder}/family.py)",
         "samples": samples,
         "chosen by": chosen,
+        "positions": ", ".join(f"`{one}`" for one in family.positions),
         "batch": ", ".join(
             f"`{name}`{' (optional)' * (name in family.optional)}" for name in family.batch
         ),

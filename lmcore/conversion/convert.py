@@ -34,7 +34,7 @@ from lmcore.conversion.new_directory import new_directory, require_absent
 from lmcore.conversion.state import ModelState, lacks_optimizer, notes_beside, recorded_samples
 from lmcore.families.build import create_model
 from lmcore.families.op_binding import OpBinding
-from lmcore.families.protocol import Model
+from lmcore.families.protocol import CausalLM, Model
 from lmcore.model.checkpoint_format import formats
 from lmcore.model.family import family_of, fills_masks
 
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from lmcore.conversion.state import ModelState
     from lmcore.data.tokenizer import TokenizerFactory
     from lmcore.model.checkpoint_format import CheckpointFormat
+    from lmcore.model.shape import ModelShape
 
 
 __all__ = [
@@ -206,6 +207,7 @@ class Conversion:
             chose so.
         notes: Notes for the user about differences between the two.
         fills_masks: True if the model predicts tokens in the place of masks, and continues no text.
+        generates: True if the model continues a text.
     """
 
     source: str
@@ -224,6 +226,7 @@ class Conversion:
     not_compared: str | None
     notes: Sequence[str]
     fills_masks: bool
+    generates: bool
 
     def to_json(self) -> dict[str, Any]:
         """Return the values for JSON."""
@@ -300,7 +303,13 @@ def convert(
         not_compared=not_compared,
         notes=[*notes_beside(state.notes, tokenizer), *left_out, *notes],
         fills_masks=fills_masks(state.shape),
+        generates=_generates(state.shape),
     )
+
+
+def _generates(shape: ModelShape) -> bool:
+    kind = family_of(shape).load_model()
+    return not shape.task and isinstance(kind, type) and issubclass(kind, CausalLM) and kind.causal
 
 
 def _training_notes(state: ModelState, written: CheckpointFormat) -> list[str]:

@@ -199,6 +199,12 @@ def _uses(model: Model, shape: ModelShape, path: Path) -> tuple[str, str]:
             "it predicts the tokens in the place of masks",
             f"fill masks: `{command} --prompt 'The capital of [MASK] is Paris.'`",
         )
+    if "huggingface" in family_of(shape).names:
+        command = f"lmcore checkpoint convert {shlex.quote(str(path))} DIR --to huggingface"
+        return (
+            "generation with models of this family is not supported",
+            f"`{command}` writes it for transformers, which generates with it",
+        )
     return (
         "its family does not predict the next token from those before it",
         "load a GPT or Llama model to generate text, or a BERT to fill masks",

@@ -58,6 +58,34 @@ def bert_shape(**own: bool | float | str) -> ModelShape:
 BERT = bert_shape()
 
 
+_T5_OWN = {
+    "decoder_num_layers": 1,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 12,
+    "t5_feed_forward": "relu",
+    "t5_scaled_attention": False,
+    "t5_scaled_head": False,
+    "t5_head_bias": False,
+}
+
+
+def t5_shape(**own: bool | int | str) -> ModelShape:
+    """Return the shape of a small T5 with relative positions.
+
+    Args:
+        own: Other values of T5's own settings.
+    """
+    return ModelShape(
+        *(2, 24, 3, 40, 32, 96, 1e-6),
+        head_dim=10,
+        normalization="RMSNorm",
+        position_embedding_type="relative",
+        add_bias_linear=False,
+        model_family="t5",
+        further=tuple(sorted((_T5_OWN | own).items())),
+    )
+
+
 class RandomState(ModelState):
     """State with random tensors."""
 

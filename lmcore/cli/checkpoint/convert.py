@@ -262,6 +262,8 @@ def _next_commands(done: Conversion) -> list[str]:
     tokenizer = "" if has_tokenizer else f" {example_flags(done.tokenizer_type)}"
     text = "--fill-mask --prompt 'TEXT [MASK] TEXT'" if done.fills_masks else "--prompt TEXT"
     lines = [f"next: lmcore generate --load {directory}{tokenizer} {text}"]
+    if not (done.fills_masks or done.generates):
+        lines = [f"next: lmcore train --load {directory}{tokenizer} --data-path PREFIX"]
     if done.step is None:
         return lines
     longer = [] if done.longer_flag is None else [f"{done.longer_flag} N"]

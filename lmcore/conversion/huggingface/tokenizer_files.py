@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from lmcore.base.bounded_file import read_bounded_file
 from lmcore.base.errors import DataError
 from lmcore.config.tokenizer import BUILT_IN_TYPES, TokenizerSettings
+from lmcore.data.tokenizer import special_ids, spellings
 from lmcore.data.tokenizer.bpe_files import byte_alphabet
 
 if TYPE_CHECKING:
@@ -147,6 +148,9 @@ def write_tokenizer(tokenizer: Tokenizer, directory: Path, shape: ModelShape) ->
         return ["transformers reads `tokenizer.model` with the packages sentencepiece and protobuf"]
     if tokenizer.name.startswith("BertWordPiece"):
         shutil.copyfile(tokenizer.files()[0], directory / "vocab.txt")
+        if special_ids(tokenizer).sentinels:  # they follow the file's tokens
+            tokens = "".join(f"{token}\n" for token in spellings(tokenizer))
+            (directory / "vocab.txt").write_text(tokens, encoding="utf-8")
         config = {"tokenizer_class": "BertTokenizer", "model_max_length": longest}
         _write_json(
             directory / _CONFIG, config | {"do_lower_case": tokenizer.name.endswith("LowerCase")}

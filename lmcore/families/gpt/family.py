@@ -63,4 +63,4 @@ GPT = Family(
     body=Body(inputs=("tokens_BS",), heads=frozenset({"output_embedding"})),
     every_position_is_a_target=True,
 )
-LLAMA = replace(GPT, name="Llama", matches=_is_llama)
+LLAMA = replace(GPT, name="Llama", matches=_is_llama, positions=("rope",))

@@ -101,9 +101,15 @@ def _read(reader: ConfigReader) -> dict[str, Any]:
         "relative_attention_max_distance": reader.get("relative_attention_max_distance", 128),
         "t5_feed_forward": _FEED_FORWARD[feed_forward],
         "t5_scaled_attention": False,
+        # transformers 5 writes that the weights of every T5 are tied.
         "t5_scaled_head": reader.get("scale_decoder_outputs", tied),
         "t5_head_bias": False,
     }
+
+
+def _read_mt5(reader: ConfigReader) -> dict[str, Any]:
+    """Return the values of an mT5, which never divides the states before its head."""
+    return _read(reader) | {"t5_scaled_head": False}
 
 
 def _differences(shape: ModelShape) -> list[str]:
@@ -151,7 +157,6 @@ def _write(shape: ModelShape) -> dict[str, Any]:
 
 
 _COMMON: dict[str, Any] = {
-    "read": _read,
     "tensors": _tensors,
     "write": _write,
     "purpose": "an encoder and a decoder with the head that predicts tokens",
@@ -176,6 +181,7 @@ _COMMON: dict[str, Any] = {
 ARCHITECTURES = (
     Architecture(
         "t5",
+        read=_read,
         differences=_differences,
         class_name=lambda _shape: "T5ForConditionalGeneration",
         other_classes=re.compile(r"(?!T5(?:ForConditionalGeneration|WithLMHeadModel)$).*"),
@@ -183,6 +189,7 @@ ARCHITECTURES = (
     ),
     Architecture(
         "mt5",
+        read=_read_mt5,
         class_name=lambda _shape: "MT5ForConditionalGeneration",
         other_classes=re.compile(r"(?!MT5ForConditionalGeneration$).*"),
         **_COMMON,
