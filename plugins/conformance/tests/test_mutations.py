@@ -45,6 +45,7 @@ MESSAGES = {
     ),
     ("layer_norm", "repeatable"): ("65,537 rows, float32: a second call gives other bits",),
     ("layer_norm", "widths.8192"): ("width 16,384",),
+    ("linear", "history"): ("inside the autocast of `bf16`, under `no_grad`: after a call with",),
     ("linear", "widths"): ("width 32,768",),
     ("linear_cross_entropy", "widths"): ("vocabulary of 131,072",),
     ("rms_norm", "widths"): ("width 16,384",),

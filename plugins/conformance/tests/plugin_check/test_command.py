@@ -147,6 +147,25 @@ def test_a_command_in_a_group_of_the_core(install, check, name, fault):
         assert fault in lines(found, "failed")["lmcore_add_commands"][0]
 
 
+def test_a_command_is_called_with_its_arguments(install, check):
+    """A function like a console script's, without parameters, cannot be called."""
+    install(
+        INFO,
+        """
+        def greet():
+            return 0
+
+        @hookimpl
+        def lmcore_add_commands(registry):
+            registry.add("greet", "guest_plugin:greet", "Greet.")
+        """,
+    )
+    status, found = check("guest")
+    assert status == 1
+    (line,) = lines(found, "failed")["lmcore_add_commands"]
+    assert line.startswith("`greet`: `guest_plugin:greet` has the parameters `()`, and is called")
+
+
 @pytest.mark.parametrize(
     "source, name, message",
     [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from .test_effects import PRESENT, details, unlike
 
 CPU = PRESENT.replace("    change()\n", "").replace('{"float32"}', '{"float32", "bfloat16"}')
@@ -313,6 +315,70 @@ def test_a_tokenizer_of_some_texts_may_refuse_others(install, check):
     right, wrong = details(found)["lmcore_add_tokenizers"][1:]
     assert right == "`Ascii` encodes and decodes 5 texts, and refuses 2"
     assert wrong.startswith("`Claims`: it raised DataError: these letters have no ids")
+
+
+@pytest.mark.parametrize(
+    "method, fault",
+    [
+        (
+            "def decode(self, ids): return ''.join(LETTERS[one] for one in ids)",
+            "`decode([-1])` returns '\xff': an id outside the vocabulary raises ValueError",
+        ),
+        (
+            "def decode(self, ids): return ''.join(LETTERS[one % 300] for one in ids)",
+            "`decode([-1])` raised IndexError: string index out of range",
+        ),
+        (
+            "def encode(self, text): return list(text.encode(errors='replace'))",
+            "`encode('a\\ud800b')` returns [97, 63, 98]: a lone surrogate raises Unicode",
+        ),
+        (
+            "def encode_batch(self, texts): return [numpy.array(self.encode(t)) for t in texts]",
+            "`encode_batch` gives `int64`, and arrays of int32 are wanted",
+        ),
+        (
+            "def fingerprint(self): return str(hash(self.name))",
+            "in another process, not",
+        ),
+    ],
+)
+def test_a_tokenizer_that_does_not_keep_its_interface(install, check, method, fault):
+    """Ids and text that it does not have raise, arrays are int32, and a fingerprint stays."""
+    install(
+        CPU,
+        f"""
+        import numpy
+        from lmcore.contract.tokenizer import Tokenizer
+
+        LETTERS = "".join(map(chr, range(256)))
+
+        class Bytes(Tokenizer):
+            name, vocab_size, eod = "Bytes", 256, None
+
+            def encode(self, text):
+                return list(text.encode())
+
+            def decode(self, ids):
+                return bytes(ids).decode(errors="replace")
+
+            def describe(self):
+                return {{"type": "Bytes"}}
+
+        class Odd(Bytes):
+            {method}
+
+        def build(*, vocab_file, merge_file, vocab_size):
+            return Odd()
+
+        @hookimpl
+        def lmcore_add_tokenizers(registry):
+            registry.add("Bytes", build)
+        """,
+    )
+    status, found = check("guest")
+    assert status == 1
+    (line,) = details(found)["lmcore_add_tokenizers"][1:]
+    assert fault in line
 
 
 def test_a_field_of_a_wrong_type_is_one_finding_with_its_place(install, check):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from lmcore.contract.dtype import dtype_name
 from lmcore_conformance.op.call import (
+    SPECS,
     Outcome,
     dtypes_of,
     kernels_of,
@@ -25,10 +28,16 @@ from lmcore_conformance.registry import check
 if TYPE_CHECKING:
     from lmcore_conformance.bench import Bench
 
-__all__ = ["each", "made", "register_property", "regular", "two_dtypes"]
+__all__ = ["each", "in_autocast", "made", "register_property", "regular", "two_dtypes"]
 
 _HALF = ("bfloat16", "float16")
 _SECONDS = 90.0
+
+_WITH_WEIGHTS = {"layer_norm", "rms_norm", "linear", "bias_gelu"}
+"""Ops that a model calls with an input in half precision and weights in float32, in autocast."""
+
+InAutocast = tuple[Use, str, str, Callable[[], AbstractContextManager[object]], torch.dtype | None]
+"""A use and, for `Findings.compare_in`, the end of its label, dtype, context, dtype of weights."""
 
 
 def each(
@@ -97,6 +106,28 @@ def made(
             wanted = oracle(case, dtype, layout)
             for kernel in able:
                 yield Use(bench, kernel, case, name, wanted)
+
+
+def in_autocast(bench: Bench, op: str) -> Iterator[InAutocast]:
+    """Yield the regular and odd cases for each policy's autocast, with arguments of both dtypes."""
+    cases = [case for case in CASES[op] if case.label in {"regular", "odd"}]
+    for policy in bench.precision_policies:
+        if policy.available() is not None:
+            continue
+        with policy.context():
+            if not torch.is_autocast_enabled(bench.device.type):
+                continue
+            lower = dtype_name(torch.get_autocast_dtype(bench.device.type))
+        if lower not in SPECS[op].tolerances:
+            continue
+        where = f"inside the autocast of `{policy.name}`"
+        for given in sorted({"float32", lower} & set(dtypes_of(bench))):
+            for use in made(bench, op, cases, [lower], given=given):
+                yield use, f", arguments in {given}, {where}", given, policy.context, None
+        if op in _WITH_WEIGHTS and "float32" in bench.device.dtypes:
+            label = f", input in {lower}, weights in float32, {where}"
+            for use in made(bench, op, cases, [lower]):
+                yield use, label, lower, policy.context, torch.float32
 
 
 def two_dtypes(bench: Bench) -> list[str]:

@@ -5,6 +5,8 @@ Part of `lmcore plugin check`.
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -52,8 +54,32 @@ def _commands(record: PluginRecord, taken: Taken) -> Iterator[Check]:
             load_command(command, record)
     except LmcoreError as error:
         yield _failed(hook, _message(error))
-    else:
+        return
+    faults = [
+        f"`{command.name}`: {fault}"
+        for command in registry.found.values()
+        if (fault := _call_fault(command.load))
+    ]
+    yield from (_failed(hook, fault) for fault in faults)
+    if not faults:
         yield _registered(hook, registry.found, "commands")
+
+
+def _call_fault(load: str) -> str | None:
+    """Return why a command's function cannot be called as the core does; None if it can."""
+    module, _, name = load.partition(":")
+    try:
+        signature = inspect.signature(getattr(importlib.import_module(module), name))
+    except (TypeError, ValueError):  # native code without a signature
+        return None
+    try:
+        signature.bind([])
+    except TypeError as error:
+        return (
+            f"`{load}` has the parameters `{signature}`, and is called with one, the list of "
+            f"arguments: {error}"
+        )
+    return None
 
 
 def _corpora(record: PluginRecord, taken: Taken) -> Iterator[Check]:
@@ -90,7 +116,7 @@ def _unreadable(path: Path) -> str | None:
 
 def _tokenizers(record: PluginRecord, taken: Taken) -> Iterator[Check]:
     """Check that each tokenizer type can be registered, and used if it needs no files."""
-    from lmcore_conformance.plugin_check.tokenizers import check_tokenizer  # loads numpy
+    from lmcore_conformance.plugin_check.tokenizers import check_tokenizers  # loads numpy
 
     hook = "lmcore_add_tokenizers"
     registry = TokenizerRegistry(record.label, _owned(taken.get("tokenizers", ())))
@@ -100,8 +126,7 @@ def _tokenizers(record: PluginRecord, taken: Taken) -> Iterator[Check]:
         yield _failed(hook, _message(error))
         return
     yield _registered(hook, registry.found, "tokenizer types")
-    for name, factory in registry.found.items():
-        yield from check_tokenizer(hook, name, factory)
+    yield from check_tokenizers(hook, registry.found)
 
 
 def _families(record: PluginRecord, taken: Taken) -> Iterator[Check]:

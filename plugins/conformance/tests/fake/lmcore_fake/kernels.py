@@ -711,6 +711,16 @@ def _(x):
     return buffer.copy_(out)
 
 
+@misfit("linear", "history")
+def _(x, weight, bias):
+    """Keep the cast of a weight by its address, under autocast without gradients."""
+    if torch.is_autocast_enabled("cpu") and not torch.is_grad_enabled():
+        dtype = torch.get_autocast_dtype("cpu")
+        cast = weight.detach().to(dtype, copy=True)
+        weight = _KEPT.setdefault((weight.data_ptr(), weight.shape, weight.dtype, dtype), cast)
+    return reference.linear(x, weight, bias)
+
+
 _EVERY = []
 
 

@@ -22,7 +22,7 @@ from lmcore_conformance.op.call import SPECS, Outcome, dtypes_of, oracle, rounde
 from lmcore_conformance.op.case import CALLED_OPS, Case
 from lmcore_conformance.op.case_large import tall_case
 from lmcore_conformance.op.findings import BOTH, Findings, Use
-from lmcore_conformance.op.uses import each, made, register_property, regular
+from lmcore_conformance.op.uses import each, in_autocast, made, register_property, regular
 from lmcore_conformance.plugin_check.traces import TorchState
 
 if TYPE_CHECKING:
@@ -48,18 +48,23 @@ class _Arguments:
     names: Mapping[int | str, str]
 
     @classmethod
-    def of(cls, use: Use, *, gradients: bool) -> _Arguments:
-        """Send a case to the device."""
-        dtype = getattr(torch, use.dtype)
+    def of(
+        cls, use: Use, *, gradients: bool, given: str = "", weights: torch.dtype | None = None
+    ) -> _Arguments:
+        """Send a case to the device, in the dtype *given*; arguments but the first in *weights*."""
+        dtype = getattr(torch, given or use.dtype)
 
-        def sent(value: Any) -> Any:
+        def sent(value: Any, own: torch.dtype = dtype) -> Any:
             if not isinstance(value, Tensor):
                 return value
-            given = dtype if value.is_floating_point() else None
-            return value.to(use.bench.torch_device, given, copy=True)
+            return value.to(
+                use.bench.torch_device, own if value.is_floating_point() else None, copy=True
+            )
 
         case = use.case
-        by_place = {place: sent(value) for place, value in {**case.others, **case.tensors}.items()}
+        by_place = {place: sent(value) for place, value in case.others.items()}
+        for place, value in case.tensors.items():
+            by_place[place] = sent(value, weights if weights and place else dtype)
         if gradients:
             for place in case.tensors:
                 by_place[place].requires_grad_()
@@ -205,19 +210,43 @@ def _history(bench: Bench, op: str) -> str:
             label = f"{use.label}, under `{mode}`" if mode else use.label
             context = _modes(bench)[mode] if mode else nullcontext
             with findings.of(use.kernel, label) as add, context():
-                for wrong in _remembered(use, later, gradients=mode is None):
+                arguments = _Arguments.of(use, gradients=mode is None)
+                for wrong in _remembered(use, later, arguments, gradients=mode is None):
                     add(wrong)
+    _history_in_autocast(bench, op, findings)
     return findings.conclude()
 
 
-def _remembered(use: Use, later: Use, *, gradients: bool) -> Iterator[str]:
+def _history_in_autocast(bench: Bench, op: str, findings: Findings) -> None:
+    """Do the same inside each policy's autocast, which each call enters again as in a run."""
+    for use, suffix, given, context, weights in in_autocast(bench, op):
+        lower = getattr(torch, use.dtype)
+        other = rounded(_other_numbers(use.case), lower)
+        later = replace(use, case=other, wanted=oracle(other, lower))
+        for gradients in (True, False):
+            label = f"{use.case.label}{suffix}" + ("" if gradients else ", under `no_grad`")
+            mode = nullcontext() if gradients else torch.no_grad()
+            with findings.of(use.kernel, label) as add, mode:
+                arguments = _Arguments.of(use, gradients=gradients, given=given, weights=weights)
+                for wrong in _remembered(use, later, arguments, context, gradients=gradients):
+                    add(wrong)
+
+
+def _remembered(
+    use: Use,
+    later: Use,
+    arguments: _Arguments,
+    context: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    *,
+    gradients: bool,
+) -> Iterator[str]:
     """Yield what a call has of a call before or after it, with the same memory and shapes."""
-    arguments = _Arguments.of(use, gradients=gradients)
     parts = BOTH if gradients else "output"
 
     def called(one: Use) -> Outcome:
         arguments.overwrite(one.case)
-        out = arguments.call(one.kernel.function)
+        with context():
+            out = arguments.call(one.kernel.function)
         if not gradients:
             return Outcome(out, {})
         dtype = getattr(torch, one.dtype)
@@ -304,7 +333,8 @@ _PROPERTIES: dict[str, tuple[Callable[[Bench, str], str], str, str]] = {
         _history,
         (
             "`{op}` does not depend on earlier calls, also if the same memory held other numbers, "
-            "changes no earlier result, and keeps no tensor of each call."
+            "with and without autocast and gradients; it changes no earlier result, and keeps no "
+            "tensor of each call."
         ),
         "Memory is reused: a kernel that recognises shapes or addresses returns old numbers.",
     ),

@@ -13,12 +13,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from lmcore.base.errors import counted
-from lmcore.contract.dtype import dtype_name
 from lmcore.contract.op.packages import packages_in_facts
 from lmcore.contract.op.records import REFERENCE, missing_packages
 from lmcore_conformance.op.call import (
     LAYOUTS,
-    SPECS,
     Kernel,
     Outcome,
     broadcast,
@@ -34,6 +32,7 @@ from lmcore_conformance.op.case_large import PRIMES, huge_cases, large_cases, wi
 from lmcore_conformance.op.findings import BOTH, Findings, Use
 from lmcore_conformance.op.uses import (
     each,
+    in_autocast,
     made,
     register_property,
     regular,
@@ -46,9 +45,6 @@ if TYPE_CHECKING:
     from lmcore_conformance.bench import Bench
 
 __all__: list[str] = []
-
-_WITH_WEIGHTS = {"layer_norm", "rms_norm", "linear", "bias_gelu"}
-"""Ops that a model calls with an input in half precision and weights in float32, in autocast."""
 
 _LOSSES = {"cross_entropy", "linear_cross_entropy"}
 
@@ -150,29 +146,9 @@ def _broadcast(bench: Bench, op: str) -> str:
 def _autocast(bench: Bench, op: str) -> str:
     """Call kernels inside each policy's autocast, with arguments of both dtypes."""
     findings = Findings()
-    cases = [case for case in CASES[op] if case.label in {"regular", "odd"}]
-    tried = []
-    for policy in bench.precision_policies:
-        if policy.available() is not None:
-            continue
-        with policy.context():
-            if not torch.is_autocast_enabled(bench.device.type):
-                continue
-            lower = dtype_name(torch.get_autocast_dtype(bench.device.type))
-        if lower not in SPECS[op].tolerances:
-            continue
-        tried.append(policy.name)
-        for given in sorted({"float32", lower} & set(dtypes_of(bench))):
-            label = f", arguments in {given}, inside the autocast of `{policy.name}`"
-            for use in made(bench, op, cases, [lower], given=given):
-                findings.compare_in(use, label, given, policy.context)
-        if op in _WITH_WEIGHTS and "float32" in bench.device.dtypes:
-            label = (
-                f", input in {lower}, weights in float32, inside the autocast of `{policy.name}`"
-            )
-            for use in made(bench, op, cases, [lower]):
-                findings.compare_in(use, label, lower, policy.context, weights=torch.float32)
-    return findings.conclude() if tried else "no policy has an autocast"
+    for use, suffix, given, context, weights in in_autocast(bench, op):
+        findings.compare_in(use, suffix, given, context, weights)
+    return findings.conclude() or "no policy has an autocast"
 
 
 def _nan(bench: Bench, op: str) -> str:
