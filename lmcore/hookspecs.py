@@ -282,8 +282,8 @@ def lmcore_doctor(probe: Probe | None) -> Sequence[Check]:  # type: ignore[empty
     """Check the plugin's software and hardware in depth.
 
     Called by: `lmcore doctor`, for every usable plugin.
-    When: in a separate process with a time limit; torch may be imported.  `probe` is None for a
-    plugin that brings no device.
+    When: in a separate process with a time limit; torch may be imported.  `probe` is the plugin's,
+    also if the device is absent or broken; None for a plugin that brings no device.
     Ranks: the launcher.
     Return: a sequence of `Check`, a line each.
     """

@@ -20,6 +20,7 @@ def test_wrong_stagers(run: Any) -> None:
         "narrow": "`float64` has other numbers: of 143 in torch.float64, the first is number ",
         "in-pieces": "`16,777,221 bytes` has other numbers: of 16,777,221 in torch.uint8, the first"
         " is number 1,048,576",
+        "once": "`finish` after `end_reads`, `finish` raised IndexError: pop from empty list",
         "hoard": "10 of its last 10 copies are still in memory",
     }
     for name, words in expected.items():
@@ -52,6 +53,7 @@ def test_wrong_recompute_policies(run: Any) -> None:
         "compressed": "two blocks of 32,771 x 64 numbers with dropout, fp32: gradients differ",
         "input-alone": "10 small blocks whose first input needs no gradient, fp32: gradients of",
         "keeps-outputs": "keeps tensors of every call: 20 calls leave ",
+        "first-alone": "a function that returns a tuple of 2 comes back as `Tensor`: the result",
         "if-drawn": "10 small blocks without dropout, fp32: 10 of 10 calls in backward are outside",
     }
     for name, words in expected.items():

@@ -381,6 +381,21 @@ def test_a_tokenizer_that_does_not_keep_its_interface(install, check, method, fa
     assert fault in line
 
 
+def test_a_doctor_for_devices_that_are_absent_or_broken(install, check):
+    """The hook is called whatever the state of the device is."""
+    install(
+        CPU,
+        """
+        @hookimpl
+        def lmcore_doctor(probe):
+            return [Check("driver", CheckStatus.OK, f"{8 // probe.count} ways")]
+        """,
+    )
+    _, found = check("guest")
+    (fault,) = details(found)["lmcore_doctor"]
+    assert fault.startswith("for a device that is absent it raised ZeroDivisionError")
+
+
 def test_a_field_of_a_wrong_type_is_one_finding_with_its_place(install, check):
     """`available=None` is no function: one line says so, with the hook's file and line."""
     install(

@@ -104,6 +104,20 @@ def test_a_field_that_came_later_counts_where_it_is_given():
     ]
 
 
+def test_a_field_that_an_earlier_version_of_the_range_lacks():
+    """The version is named; a field with its default is no finding."""
+    old = copy.deepcopy(CONTRACT) | {"api": "0.9"}
+    fields = old["types"]["Probe"]["fields"]
+    fields[:] = [field for field in fields if field["name"] != "fix"]
+    contract = CONTRACT | {"earlier": [old]}
+    assert list(field_problems(Probe("x", ProbeState.ABSENT), contract)) == []
+    (found,) = field_problems(Probe("x", ProbeState.ABSENT, fix="screw"), contract)
+    assert found == (
+        "`Probe.fix` is given, and version 0.9 of the contract, which `PluginInfo.api` includes, "
+        "does not have it"
+    )
+
+
 def test_a_device_that_works_is_a_line():
     """Type, index and name are shown."""
     (check,) = check_device(device(), CONTRACT)

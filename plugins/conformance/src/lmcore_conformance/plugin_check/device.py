@@ -366,11 +366,14 @@ _ENDS: tuple[dict[str, Any], ...] = (
 def _doctor(bench: Bench) -> Iterator[Check]:
     """Check the plugin's own checks; `lmcore doctor` shows their findings."""
     hook = "lmcore_doctor"
-    try:
-        found = bench.offered(hook, Check, probe=bench.record.probe)
-    except PluginError as error:
-        yield Check(hook, CheckStatus.FAILED, error.what)
-        return
+    found: list[Check] = []
+    for words, probe in _doctor_probes(bench.record.probe).items():
+        try:
+            answered = bench.offered(hook, Check, probe=probe)
+        except PluginError as error:
+            yield Check(hook, CheckStatus.FAILED, f"{words}{error.what}")
+            return
+        found = found or answered
     wrong = [text for one in found for text in field_problems(one, bench.contract)]
     wrong += [
         f"`{one.name}` has the status {one.status!r:.80}, no `CheckStatus`"
@@ -381,6 +384,17 @@ def _doctor(bench: Bench) -> Iterator[Check]:
     if not wrong:
         count = counted(len(found), "check")
         yield Check(hook, CheckStatus.OK, f"{count}; `lmcore doctor` shows what they find")
+
+
+def _doctor_probes(probe: Probe | None) -> dict[str, Probe | None]:
+    """Return the probes to call the hook with, the plugin's first, and the words of a finding."""
+    probes = {"": probe}
+    for state in (ProbeState.ABSENT, ProbeState.BROKEN) if probe else ():
+        if probe and probe.state is not state:
+            probes[f"for a device that is {state} "] = Probe(
+                probe.device_type, state, evidence=(f"tried as {state}",)
+            )
+    return probes
 
 
 _ON_DEVICE: Mapping[str, Callable[[Bench], Iterator[Check]]] = {

@@ -91,7 +91,8 @@ def listed(record: PluginRecord, hook: str, kind: type[T], **arguments: Any) -> 
 def field_problems(record: Any, contract: Described) -> Iterator[str]:
     """Yield which fields of a record are of a wrong kind, or unknown to a version of the contract.
 
-    A field that the version does not have counts where it is given, not where it has its default.
+    A field that the version does not have counts where it is given, not where it has its default,
+    and so does one that an earlier version of the plugin's range lacks (`contract["earlier"]`).
     """
     name = type(record).__name__
     described = contract["types"].get(name)
@@ -109,6 +110,20 @@ def field_problems(record: Any, contract: Described) -> Iterator[str]:
                 )
         elif not _fits(value, known[field.name]):
             yield f"`{name}.{field.name}` is {value!r:.80}, and `{known[field.name]}` is wanted"
+        elif not _is_default(field, value):
+            yield from _earlier_problems(name, field.name, contract)
+
+
+def _earlier_problems(name: str, field: str, contract: Described) -> Iterator[str]:
+    """Yield the first of the earlier versions whose record lacks a field that is given."""
+    for earlier in contract.get("earlier", ()):
+        described = earlier["types"].get(name)
+        if described and field not in [one["name"] for one in described["fields"]]:
+            yield (
+                f"`{name}.{field}` is given, and version {earlier['api']} of the contract, which "
+                "`PluginInfo.api` includes, does not have it"
+            )
+            return
 
 
 def _is_default(field: dataclasses.Field[Any], value: Any) -> bool:

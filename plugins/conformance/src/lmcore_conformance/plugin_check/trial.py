@@ -260,7 +260,8 @@ class _Trial:
             points += importlib.metadata.entry_points(group=GROUP, name=CPU)
         plugins = discover(env=_environment(), entry_points=points, probe=False)
         (self.record,) = (plugin for plugin in plugins if plugin.entry_point == self.point.name)
-        self.bench = Bench(self.record, plugins, self.contract)
+        earlier = self.earlier_contracts(self.record.info) if self.record.info else []
+        self.bench = Bench(self.record, plugins, {**self.contract, "earlier": earlier})
         if self.record.state is not PluginState.USABLE:
             self.obstacle = self.record.reason if clean else HOOKS_FIRST
 
@@ -305,20 +306,24 @@ class _Trial:
                 f"its api `{info.api}` includes version {later}.0 of the contract, which may "
                 f"remove what the plugin uses; add `<{later}`"
             )
-        yield from self.earlier_problems(info, api)
+        yield from self.earlier_problems(info)
         assert self.record is not None
         reported = not included and not api.contains(API_VERSION, prereleases=True)
         if self.record.state is not PluginState.USABLE and not reported:
             yield self.record.reason
 
-    def earlier_problems(self, info: PluginInfo, api: SpecifierSet) -> Iterator[str]:
+    def earlier_contracts(self, info: PluginInfo) -> list[dict[str, Any]]:
+        """Return the earlier versions of the contract in the plugin's range, oldest first."""
+        version, api = Version(self.contract["api"]), SpecifierSet(str(info.api))
+        earlier = [one for one in contract_versions() if Version(one) < version]
+        return [load_contract(one) for one in earlier if api.contains(one)]
+
+    def earlier_problems(self, info: PluginInfo) -> Iterator[str]:
         """Yield the earlier versions of the contract in the plugin's range that it does not fit."""
         version = self.contract["api"]
         here = {detail for _, detail in self.static_failures(self.contract)}
-        for earlier in contract_versions():
-            if Version(earlier) >= Version(version) or not api.contains(earlier):
-                continue
-            contract = load_contract(earlier)
+        for contract in self.earlier_contracts(info):
+            earlier = contract["api"]
             for name, detail in self.static_failures(contract):
                 if detail.replace(f"version {earlier}", f"version {version}") not in here:
                     yield (
@@ -362,7 +367,8 @@ class _Trial:
         hook, probe = "lmcore_probe", record.probe
         assert probe is not None
         assert record.info is not None
-        problems = list(field_problems(probe, self.contract))
+        assert self.bench is not None
+        problems = list(field_problems(probe, self.bench.contract))
         yield from (Check(hook, CheckStatus.FAILED, problem) for problem in problems)
         if not probe.evidence:
             detail = "it gives no evidence, so `lmcore plugins` cannot say why the state is this"

@@ -174,8 +174,12 @@ def _rounding(seen: Tensor, right: Tensor, wrong: int) -> str:
 
 
 def new_view(bench: RankBench, count: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return an output in the middle of a larger tensor, and that, for `expect_in_view`."""
-    around = torch.full((count + 2 * _GUARD,), _MARK, dtype=dtype, device=bench.torch_device)
+    """Return an output in the middle of a larger tensor, and that, for `expect_in_view`.
+
+    The numbers beside it differ by rank, so that copies of another rank's are seen.
+    """
+    mark = _MARK + bench.rank
+    around = torch.full((count + 2 * _GUARD,), mark, dtype=dtype, device=bench.torch_device)
     return around[_GUARD : _GUARD + count], around
 
 
@@ -195,7 +199,7 @@ def expect_in_view(
     expect(bench, label, view, right, instead)
     marks = around.cpu()
     for side, guard in (("before", marks[:_GUARD].flip(0)), ("after", marks[-_GUARD:])):
-        places = (guard != _MARK).nonzero()
+        places = (guard != _MARK + bench.rank).nonzero()
         if places.numel():
             reach = (int(places.max()) + 1) * view.element_size()
             raise Failure(f"{label}: it writes {reach} bytes {side} its output, which is a view")

@@ -104,6 +104,13 @@ def ignores_gaps(wanted: ConstantProjection) -> Any:
     return right(wanted) and project
 
 
+def views_rows(wanted: ConstantProjection) -> Any:
+    """Take a view of all rows, which exists if one stride has them."""
+    return (project := right(wanted)) and (
+        lambda x: project(x.view(-1, x.shape[-1])).unflatten(0, x.shape[:-1])
+    )
+
+
 def changes_input(wanted: ConstantProjection) -> Any:
     def project(x: Tensor) -> Tensor:
         y = right(wanted)(x)
@@ -217,6 +224,7 @@ def test_the_hosts_own_pass(findings: Callable[..., Any]) -> None:
         (other_output, "extras.constant-projection", "is torch.float32, not torch.bfloat16"),
         (one_row, "extras.constant-projection", "rows (3,) in float32: the output has 0 where"),
         (ignores_gaps, "extras.constant-projection", "times the tolerance"),
+        (views_rows, "extras.constant-projection", "it raised RuntimeError: view size is not"),
         (changes_input, "extras.constant-projection", "the input was changed"),
         (reuses_output, "extras.constant-projection", "later calls changed the output of an"),
         (rounds_weight, "extras.constant-projection", "in float32, output float32"),

@@ -5,7 +5,12 @@ import dataclasses
 
 import torch
 
-from lmcore.contract import CheckpointStager, RecomputePolicy, standard_recompute_policies
+from lmcore.contract import (
+    CheckpointStager,
+    PendingCopy,
+    RecomputePolicy,
+    standard_recompute_policies,
+)
 from lmcore.contract.activation_saving import recompute
 
 
@@ -13,7 +18,18 @@ def stagers(device):
     if device.type != "cpu":
         return [CheckpointStager("hasty", hasty(), priority=50)]
     found = {"narrow": narrow, "in-pieces": in_pieces, "hoard": hoard()}
-    return [CheckpointStager(name, stage, priority=50) for name, stage in found.items()]
+    once = CheckpointStager("once", copied, priority=50, begin=begin_once)
+    return [*(CheckpointStager(name, stage, priority=50) for name, stage in found.items()), once]
+
+
+def copied(tensors):
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+
+
+def begin_once(tensors):
+    """Give the copy's handle away in the first `finish`."""
+    handles = [1]
+    return PendingCopy(copied(tensors), finish=handles.pop)
 
 
 def narrow(tensors):
@@ -68,6 +84,7 @@ def recomputes(device):
         RecomputePolicy("compressed", "keeps large activations in bfloat16", compressed),
         RecomputePolicy("input-alone", "is a function of its arguments", input_alone),
         RecomputePolicy("keeps-outputs", "keeps the output of every block", keeps_outputs()),
+        RecomputePolicy("first-alone", "returns the first of several", first_alone),
         RecomputePolicy("if-drawn", "restores what was drawn", if_drawn(device)),
     ]
 
@@ -156,6 +173,11 @@ def keeps_outputs():
         return out
 
     return run
+
+
+def first_alone(call, *tensors, remember):
+    out = recompute(call, *tensors, remember=remember)
+    return out[0] if isinstance(out, tuple) else out
 
 
 def if_drawn(device):

@@ -240,4 +240,27 @@ def _kept(bench: Bench, stager: CheckpointStager) -> Iterator[str]:
         )
 
 
-_PARTS = (_small_copied, _large_copied, _unfinished, _kept)
+def _finished_again(bench: Bench, stager: CheckpointStager) -> Iterator[str]:
+    """Call `finish` again, before and after `end_reads`; yield what raises or has changed."""
+    if stager.begin is None:
+        return
+    live = {"weight": bench.values(40, 30).float().to(bench.torch_device)}
+    before = {name: tensor.cpu().clone() for name, tensor in live.items()}
+    for order in (
+        ("end_reads", "finish", "finish"),
+        ("finish", "end_reads", "finish"),
+        ("finish", "finish", "end_reads"),
+    ):
+        pending = begin_staging(stager, live, live.keys())
+        for at, name in enumerate(order):
+            try:
+                getattr(pending, name)()
+            except Exception as error:  # noqa: BLE001 - a plugin may raise anything
+                earlier = ", ".join(f"`{one}`" for one in order[:at])
+                raised = f"raised {type(error).__name__}: {error}"
+                yield f"`{name}` after {earlier or 'nothing'} {raised}"
+                return
+        yield from _other_numbers(pending.tensors, before)
+
+
+_PARTS = (_small_copied, _large_copied, _unfinished, _finished_again, _kept)

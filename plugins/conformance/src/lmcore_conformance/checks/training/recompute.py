@@ -143,6 +143,7 @@ def _block_faults(bench: Bench, policy: RecomputePolicy, precision: str) -> Iter
                     "others are kept"
                 )
         yield from _undrawn_faults(bench, run, name or "fp32", context)
+        yield from _tuple_faults(bench, run, context)
         with bench.device.rng_tracker().preserved():
             yield from tensors_kept(bench, partial(_Blocks(1, 64, 64, context).through, bench, run))
     if policy.block is not None:
@@ -163,6 +164,32 @@ def _undrawn_faults(
             f"{_SMALL} without dropout, {name}: {outside} of {again} calls in backward are "
             "outside of `again()`, which restores the precision's context"
         )
+
+
+def _tuple_faults(bench: Bench, run: Callable[..., Any], context: Context) -> Iterator[str]:
+    """Run a function that returns two tensors; yield if something else comes back."""
+    x = bench.values(16, 16).float().to(bench.torch_device).requires_grad_()
+
+    def two(x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.tanh(x), 2.0 * x
+
+    words = "a function that returns a tuple of 2"
+    wanted = two(x)
+    try:
+        with bench.device.rng_tracker().preserved(), context():
+            found = run(two, x, remember=remembering(bench.device.rng_tracker(), context))
+        if not isinstance(found, tuple) or len(found) != len(wanted):
+            count = f" of {len(found)}" if isinstance(found, tuple) else ""
+            kind = type(found).__name__
+            yield f"{words} comes back as `{kind}`{count}: the result of `call` is to be returned"
+            return
+        (grad,) = torch.autograd.grad(found[0].sum() + found[1].sum(), x)
+    except Exception as error:  # noqa: BLE001 - a plugin may raise anything
+        yield f"{words} raised {type(error).__name__}: {error}"
+        return
+    (right,) = torch.autograd.grad(wanted[0].sum() + wanted[1].sum(), x)
+    if not all(map(_equal, (*wanted, right), (*found, grad))):
+        yield f"{words} has other results or gradients"
 
 
 def _frozen_faults(
