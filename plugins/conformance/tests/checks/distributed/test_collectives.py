@@ -138,6 +138,8 @@ def test_groups_without_the_timeout(run: Any) -> None:
 class _Host:
     """A bench whose device is the host."""
 
+    rank = 0
+
     class device:  # noqa: N801 - as an attribute
         @staticmethod
         def synchronize() -> None:
@@ -164,3 +166,18 @@ def test_an_output_with_neighbours() -> None:
         around[place] = 1
         with pytest.raises(Failure, match=f"x: it writes {side} its output"):
             exchanged.expect_in_view(bench, "x", view, around, torch.full((3,), 5.0).bfloat16())
+
+
+def test_neighbours_of_another_rank() -> None:
+    """Numbers beside the sender's view are found beside the receiver's."""
+    bench: Any = _Host()
+    sender: Any = _Host()
+    bench.torch_device = sender.torch_device = torch.device("cpu")
+    sender.rank = 1
+    right = torch.full((3,), 5.0)
+    _, sent = exchanged.new_view(sender, 3, torch.float32)
+    view, around = exchanged.new_view(bench, 3, torch.float32)
+    view.copy_(right)
+    around[304] = sent[304]
+    with pytest.raises(Failure, match="x: it writes 4 bytes after its output"):
+        exchanged.expect_in_view(bench, "x", view, around, right)
