@@ -110,6 +110,11 @@ TABLES = (
         "quantization", rows=tuple(f"{one}: perplexity" for one in ("fp32", "bf16", "int8", "int4"))
     ),
     Run(
+        "retrieval",
+        rows=("blocks, lmcore", "searches, lmcore exact"),
+        peers=("blocks, transformers sorted", "searches, Faiss flat"),
+    ),
+    Run(
         "data_index",
         rows=(
             *("sample index", "whole index", "blend", "sentences", "cold", "warm"),
