@@ -243,7 +243,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=384)
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--blocks", type=int, default=256)
-    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--vectors", type=int, default=200_000)
     parser.add_argument("--turns", type=int, default=5)
     asked = parse(parser, layers=1, hidden=64, length=32, blocks=8, vectors=500, turns=1)

@@ -52,7 +52,10 @@ class BuildSection(LoadingSection):
         None, "Most tokens of a block; default: the model's positions.", minimum=5
     )
     micro_batch_size: int = option(
-        128, "Number of blocks that are computed together.", minimum=1, maximum=1 << 16
+        16,
+        "Number of blocks that are computed together; on a GPU 128 or more.",
+        minimum=1,
+        maximum=1 << 16,
     )
     shard_blocks: int = option(
         1 << 16, "Blocks of a shard, which is built as a whole.", minimum=1, maximum=1 << 24
