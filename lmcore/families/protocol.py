@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from lmcore.model.family import Family
     from lmcore.model.shape import ModelShape
 
-__all__ = ["CausalLM", "MaskedLM", "Model", "TensorParallelPlan"]
+__all__ = ["CausalLM", "MaskedLM", "Model", "SourceLM", "TensorParallelPlan"]
 
 
 _MORE_ROWS = 16
@@ -349,3 +349,11 @@ class CausalLM(Model):
         Args:
             dtype: Dtype of keys and values.
         """
+
+
+class SourceLM(CausalLM):
+    """A decoder with an encoder: it generates the answer to a source.
+
+    The cache of `new_cache` has `set_source`, which encodes the source of a sequence, and calling
+    the model needs a view of it.
+    """

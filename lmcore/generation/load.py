@@ -26,7 +26,7 @@ from lmcore.conversion.native.read import LmcoreState
 from lmcore.conversion.state import notes_beside
 from lmcore.data.tokenizer import Tokenizer, TokenizerFactory
 from lmcore.families.build import create_model, op_binding
-from lmcore.families.protocol import CausalLM, MaskedLM, Model
+from lmcore.families.protocol import CausalLM, MaskedLM, Model, SourceLM
 from lmcore.families.saved_shape import read_shape
 from lmcore.generation.weights.fix import fix_weights
 from lmcore.model.family import family_of
@@ -69,6 +69,11 @@ class LoadedModel:
     checkpoint: Path
     execution: Execution
     num_parameters: int = 0
+
+    @property
+    def reads_source(self) -> bool:
+        """True if a prompt is the input of an encoder, and the text the decoder's answer."""
+        return isinstance(self.model, SourceLM)
 
 
 def load_model(
@@ -198,12 +203,6 @@ def _uses(model: Model, shape: ModelShape, path: Path) -> tuple[str, str]:
         return (
             "it predicts the tokens in the place of masks",
             f"fill masks: `{command} --prompt 'The capital of [MASK] is Paris.'`",
-        )
-    if "huggingface" in family_of(shape).names:
-        command = f"lmcore checkpoint convert {shlex.quote(str(path))} DIR --to huggingface"
-        return (
-            "generation with models of this family is not supported",
-            f"`{command}` writes it for transformers, which generates with it",
         )
     return (
         "its family does not predict the next token from those before it",

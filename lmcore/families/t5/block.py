@@ -18,6 +18,7 @@ from lmcore.families.layers.projection import Embedding, Linear
 from lmcore.families.layers.transformer import Attention, Block, norm_of, output_bias
 
 if TYPE_CHECKING:
+    from lmcore.families.layers.cache import LayerCache
     from lmcore.families.op_binding import OpBinding
     from lmcore.model.shape import ModelShape
 
@@ -82,20 +83,35 @@ class RelativeBias(Embedding):
             padding_BS: True at padding, which no token attends to; None: there is none.
         """
         distance = positions_BS.unsqueeze(-2) - positions_BS.unsqueeze(-1)
+        bias = bias_BNSS = self._of(distance)
+        if not self.bidirectional:
+            later = torch.ones(bias.shape[-2:], dtype=torch.bool, device=bias.device).triu(1)
+            bias_BNSS = bias_BNSS.masked_fill(later, -torch.inf)
+        if padding_BS is not None:
+            bias_BNSS = bias_BNSS.masked_fill(padding_BS[:, None, None, :], -torch.inf)
+        return bias_BNSS
+
+    def next_addend(self, positions_BS: Tensor, num_keys: int) -> Tensor:
+        """Return the same for new tokens over a cache, [B or 1, N, S, T]; later keys are hidden.
+
+        Args:
+            positions_BS: Position of each new token, [S] or [B, S].
+            num_keys: T, number of tokens of the longest sequence.
+        """
+        keys = torch.arange(num_keys, device=positions_BS.device)
+        distance = keys - positions_BS.unsqueeze(-1)
+        later = (distance > 0).unsqueeze(-3)
+        return self._of(distance).masked_fill(later, -torch.inf)
+
+    def _of(self, distance: Tensor) -> Tensor:
         buckets = distance_buckets(
             distance,
             num_buckets=self.num_embeddings,
             max_distance=self.max_distance,
             bidirectional=self.bidirectional,
         )
-        bias = self(buckets).movedim(-1, -3)
-        bias_BNSS = bias if bias.ndim == 4 else bias.unsqueeze(0)
-        if not self.bidirectional:
-            later = torch.ones(bias.shape[-2:], dtype=torch.bool, device=bias.device).triu(1)
-            bias_BNSS = bias_BNSS.masked_fill(later, -torch.inf)
-        if padding_BS is not None:
-            bias_BNSS = bias_BNSS.masked_fill(padding_BS[:, None, None, :], -torch.inf)
-        return bias_BNSS  # type: ignore[no-any-return]
+        bias: Tensor = self(buckets).movedim(-1, -3)
+        return bias if bias.ndim == 4 else bias.unsqueeze(0)
 
 
 def _biased_attention(
@@ -177,11 +193,33 @@ class CrossAttention(SelfAttention):
             memory_BTH: States of the encoder.
             mask_B1ST: True at padding of the encoder, which is hidden; None: there is none.
         """
-        query_BSND = self.query(x_BSH).unflatten(-1, (self.num_heads, self.head_dim))
+        return self.read(x_BSH, self.keys(memory_BTH), mask_B1ST, self.run)
+
+    def keys(self, memory_BTH: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the keys and values of the encoder's states, [B, K, T, D] each."""
         both_BTPD = self.key_value(memory_BTH).unflatten(-1, (2 * self.num_groups, self.head_dim))
         k_BTKD, v_BTKD = both_BTPD.chunk(2, dim=2)
-        heads = (query_BSND.transpose(1, 2), k_BTKD.transpose(1, 2), v_BTKD.transpose(1, 2))
-        return self.combine(heads, mask_B1ST, self.run)
+        return k_BTKD.transpose(1, 2), v_BTKD.transpose(1, 2)
+
+    def read(
+        self,
+        x_BSH: Tensor,
+        keys: tuple[Tensor, Tensor],
+        mask_B1ST: Tensor | None = None,
+        run: Callable[..., Tensor] | None = None,
+    ) -> Tensor:
+        """Return the attention branch for the result of `keys`; see `forward`.
+
+        Args:
+            x_BSH: Normalized hidden states.
+            keys: Keys and values of the encoder's states.
+            mask_B1ST: True at padding of the encoder; None: there is none.
+            run: Recompute policy that calls the op in training; None: called directly.
+        """
+        query_BSND = self.query(x_BSH).unflatten(-1, (self.num_heads, self.head_dim))
+        q_BNSD = query_BSND.transpose(1, 2)
+        k_BKTD, v_BKTD = (one.to(q_BNSD.dtype) for one in keys)
+        return self.combine((q_BNSD, k_BKTD, v_BKTD), mask_B1ST, run)
 
 
 class EncoderBlock(Block):
@@ -199,10 +237,13 @@ class DecoderBlock(EncoderBlock):
         ops: OpBinding,
         run_attention: Callable[..., Tensor] | None = None,
         *,
+        masked: bool = False,
         activation: str = "",
     ) -> None:
         """Build the block; see `Block`."""
-        super().__init__(shape, ops, run_attention, causal=True, activation=activation)
+        super().__init__(
+            shape, ops, run_attention, masked=masked, causal=True, activation=activation
+        )
         self.cross_attention_norm = norm_of(shape, ops)
         self.cross_attention = CrossAttention(shape, ops, run_attention)
 
@@ -224,4 +265,27 @@ class DecoderBlock(EncoderBlock):
         x_BSH = self.attend(x_BSH, None, mask_B1SS)
         normal_BSH = self.cross_attention_norm(x_BSH)
         branch_BSH = self.cross_attention(normal_BSH, memory_BTH, memory_mask_B1ST)
+        return self.feed(self.added(branch_BSH, self.cross_attention.output_bias, x_BSH))
+
+    def decode(
+        self,
+        x_BSH: Tensor,
+        cache: LayerCache,
+        mask: Tensor | None,
+        keys: tuple[Tensor, Tensor],
+        memory_mask_B1ST: Tensor | None,
+    ) -> Tensor:
+        """Return the residual stream of tokens after those in a cache, which is extended.
+
+        Args:
+            x_BSH: Residual stream.
+            cache: Keys and values of the decoder's tokens before.
+            mask: Mask or addend of self-attention; None: there is none.
+            keys: Keys and values of the encoder's states.
+            memory_mask_B1ST: See `CrossAttention.forward`.
+        """
+        x_BSH = self.attend(x_BSH, cache, mask)
+        branch_BSH = self.cross_attention.read(
+            self.cross_attention_norm(x_BSH), keys, memory_mask_B1ST
+        )
         return self.feed(self.added(branch_BSH, self.cross_attention.output_bias, x_BSH))

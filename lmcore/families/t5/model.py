@@ -17,22 +17,22 @@ from lmcore.families.block_model import BlockModel
 from lmcore.families.layers.head import HeadLoss
 from lmcore.families.layers.projection import Embedding, Linear
 from lmcore.families.layers.transformer import Attention, Block, norm_of
-from lmcore.families.protocol import TensorParallelPlan
+from lmcore.families.protocol import SourceLM, TensorParallelPlan
 from lmcore.families.recompute import KEEP_ALL, Recompute
 from lmcore.families.t5.block import DecoderBlock, EncoderBlock, RelativeBias
+from lmcore.families.t5.cache import T5Cache
 from lmcore.families.t5.family import stack_shape
 
 if TYPE_CHECKING:
     from lmcore.families.op_binding import OpBinding
+    from lmcore.families.t5.cache import DecoderView
     from lmcore.model.shape import ModelPart, ModelShape
 
 __all__ = ["T5Model"]
 
 
-class T5Model(BlockModel):
+class T5Model(BlockModel, SourceLM):
     """Encoder and decoder; `memory` and `hidden` return their states, `loss` the head's loss."""
-
-    causal = False
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class T5Model(BlockModel):
         blocks = stack_shape(shape, decoder=True)
         self.decoder = nn.ModuleDict(
             {
-                str(number): DecoderBlock(blocks, ops, run, activation=activation)
+                str(number): DecoderBlock(blocks, ops, run, masked=masked, activation=activation)
                 for number in range(blocks.num_layers)
             }
         )
@@ -165,6 +165,33 @@ class T5Model(BlockModel):
         x_BDH = self.embed(decoder_tokens_BD, positions_BD)
         given = self._decoder_masks(decoder_tokens_BD, padding_BS, positions_BD)
         x_BDH = self.run_layers(x_BDH, self.decoder_blocks, memory_BTH=memory_BSH, **given)
+        return self._before_head(x_BDH)
+
+    def forward(self, tokens_BS: Tensor, cache: DecoderView | None = None) -> Tensor:
+        """Return the states of the decoder before the head for tokens after those in a cache.
+
+        Args:
+            tokens_BS: Token ids of the decoder.
+            cache: View of a cache with the source of each sequence; extended in place.
+        """
+        assert cache is not None, "a decoder with an encoder needs a source"
+        assert cache.mask_B11T is None or self.masked, "attention was bound without a mask"
+        x_BSH, mask = self.embed(tokens_BS, cache.positions), cache.mask_B11T
+        if self.shape.relative_positions:
+            mask = self.decoder_bias.next_addend(cache.positions, cache.num_keys)
+        memory_mask = cache.memory_mask_B11T
+        if memory_mask is not None:
+            memory_mask = memory_mask.expand(-1, 1, tokens_BS.shape[1], -1)
+        layers = zip(self.decoder_blocks, cache.layers, cache.memory, strict=True)
+        for block, layer_cache, keys in layers:
+            x_BSH = block.decode(x_BSH, layer_cache, mask, keys, memory_mask)
+        return self._before_head(x_BSH)
+
+    def new_cache(self, dtype: torch.dtype) -> T5Cache:
+        """Return an empty cache on the model's device."""
+        return T5Cache(self, dtype)
+
+    def _before_head(self, x_BDH: Tensor) -> Tensor:
         out_BDH: Tensor = self.decoder_norm(x_BDH)
         scaled = self.shape.own["t5_scaled_head"]
         return out_BDH * self.shape.hidden_size**-0.5 if scaled else out_BDH

@@ -14,6 +14,7 @@ from lmcore.generation.options import NUM_SEEDS
 from lmcore.generation.request import Request
 from lmcore.generation.sampling.json_schema import JsonSchemas
 from lmcore.generation.text.completion import Completion
+from lmcore.generation.text.prompt import no_source_without_cache, source_and_prompt
 from lmcore.generation.text.sample import DEFAULT_TOKENS
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ class Answers:
             settings: Length of each text, and the choice of its tokens.
             loaded: Model and tokenizer.
         """
+        if loaded.reads_source and not settings.cache:
+            raise no_source_without_cache()
         self._settings, self._loaded = settings, loaded
         self._seed = settings.seed % NUM_SEEDS
         self._ends = end_tokens(loaded.tokenizer)
@@ -95,15 +98,21 @@ class Answers:
                 why=f"the model has {self.positions} positions",
                 hint="shorten it",
             )
-        completion = Completion(self._loaded.tokenizer, prompt, settings.stop)
+        source: Sequence[int] = ()
+        begin, continued = prompt, prompt
+        if self._loaded.reads_source:
+            source, begin = source_and_prompt(self._loaded.tokenizer, prompt)
+            continued = ()
+        completion = Completion(self._loaded.tokenizer, continued, settings.stop)
         schema = settings.json_schema
         request = Request(
-            *(tuple(prompt), min(self.wanted or free, free), settings.options, self._seed),
+            *(tuple(begin), min(self.wanted or free, free), settings.options, self._seed),
             self._ends,
             ends=completion.update,
             constraint=self._schemas.constraint(schema)
             if self._schemas is not None and schema is not None
             else None,
+            source=tuple(source),
         )
         self._seed = (self._seed + 1) % NUM_SEEDS
         return self._generate(request, completion, show)

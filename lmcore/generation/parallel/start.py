@@ -16,6 +16,7 @@ from lmcore.checkpoint.load import load_checkpoint
 from lmcore.config.derived.layout import ParallelLayout
 from lmcore.conversion.native.manifest import WEIGHT_PREFIX
 from lmcore.conversion.native.read import LmcoreState
+from lmcore.families.protocol import SourceLM
 from lmcore.generation.load import LoadedModel, allocate, described_model, open_checkpoint
 from lmcore.generation.parallel.driver import DividedModel
 from lmcore.generation.parallel.messages import MessageChannel
@@ -80,7 +81,14 @@ def parallel_model(
     whole = divided_shape(weights.state.shape, layout)
     mesh = ParallelMesh.of(layout, runtime)
     with torch.device("meta"):
-        count = described_model(weights.state.shape, runtime, path).parameter_count()
+        described = described_model(weights.state.shape, runtime, path)
+    if isinstance(described, SourceLM):
+        raise ConfigError(
+            f"a {described.family.name} is not generated with by several processes",
+            why="the encoder's output would have to be divided as well",
+            hint="leave out `--tensor-model-parallel-size` and `--pipeline-model-parallel-size`",
+        )
+    count = described.parameter_count()
     model = _part(whole, mesh, runtime, path)
     layouts = tensor_parallel.tensor_layouts(model, mesh.tensor)
     allocate(model, runtime)

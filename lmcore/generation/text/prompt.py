@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmcore.base.errors import ConfigError, DataError
+from lmcore.data.tokenizer import special_ids
 
 if TYPE_CHECKING:
     from lmcore.data.tokenizer import Tokenizer
 
 __all__ = [
     "encode_prompt",
+    "no_source_without_cache",
     "read_json_schema",
     "read_prompt_file",
     "read_prompt_lines",
     "read_stdin",
+    "source_and_prompt",
 ]
 
 _PROMPT = "the prompt file `{}`"
@@ -38,6 +42,36 @@ def encode_prompt(tokenizer: Tokenizer, text: str) -> list[int]:
         ) from None
     except DataError as error:
         raise ConfigError(error.what, why=error.why, hint=error.hint) from None
+
+
+def source_and_prompt(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Return the input of an encoder for some tokens, and the first token of the decoder.
+
+    The input ends with the token that ends a text.  The decoder begins as in training: with the
+    token that begins a text, or in its place the padding.
+
+    Raises:
+        ConfigError: The tokenizer has no token that ends a text.
+    """
+    special = special_ids(tokenizer)
+    end = special.eos if special.eos is not None else special.sep
+    if end is None:
+        raise ConfigError(
+            f"the tokenizer `{tokenizer.name}` cannot make the input of an encoder",
+            why="its vocabulary has no token that ends a text",
+            hint="give the tokenizer that the model was trained with",
+        )
+    begin = special.bos if special.bos is not None else special.pad or 0
+    return [*ids, end], [begin]
+
+
+def no_source_without_cache() -> ConfigError:
+    """Return the error of generation without a cache by a model with an encoder."""
+    return ConfigError(
+        "`--no-cache` is not supported by models with an encoder",
+        why="the encoder's output is kept in the cache",
+        hint="leave it out",
+    )
 
 
 def read_prompt_file(path: str) -> str:

@@ -19,7 +19,7 @@ from lmcore.generation.request import Continuation, Request
 from lmcore.generation.sampling.json_schema import JsonSchemas
 from lmcore.generation.sampling.options import SamplingOptions
 from lmcore.generation.text.completion import Completion
-from lmcore.generation.text.prompt import encode_prompt
+from lmcore.generation.text.prompt import encode_prompt, no_source_without_cache, source_and_prompt
 from lmcore.generation.text.sample import DEFAULT_TOKENS, Output, Sample
 from lmcore.generation.text.stream import continuation
 
@@ -63,6 +63,29 @@ class SamplingSettings:
     json_schema: Mapping[str, Any] | bool | None = None
     beam_width: int | None = None
     length_penalty: float = 1.0
+
+
+@dataclass(frozen=True)
+class _Encoded:
+    """Tokens of a prompt.
+
+    Attributes:
+        prompt: Tokens that the decoder begins with.
+        source: Input of the encoder; empty for a model without an encoder.
+    """
+
+    prompt: tuple[int, ...]
+    source: tuple[int, ...] = ()
+
+    @property
+    def continued(self) -> tuple[int, ...]:
+        """Tokens whose text is continued: none, if the text is an answer."""
+        return () if self.source else self.prompt
+
+    @property
+    def length(self) -> int:
+        """Number of tokens of what was given."""
+        return len(self.source or self.prompt)
 
 
 @dataclass(frozen=True)
@@ -132,7 +155,7 @@ class Sampler:
             RunError: The model's logits are not finite.
         """
         encoded = [self._encode(prompt, number) for number, prompt in enumerate(prompts, start=1)]
-        lengths = self._lengths(encoded)
+        lengths = self._lengths([one.prompt for one in encoded])
         made = _Made()
         begin = time.perf_counter()
         if self.settings.beam_width is not None:
@@ -172,7 +195,7 @@ class Sampler:
         return [num_tokens] * len(encoded)
 
     def _samples(
-        self, prompts: Sequence[str], encoded: Sequence[Sequence[int]], lengths: Sequence[int]
+        self, prompts: Sequence[str], encoded: Sequence[_Encoded], lengths: Sequence[int]
     ) -> Iterator[_Asked]:
         tokenizer, seed = self.loaded.tokenizer, self.settings.seed % NUM_SEEDS
         schema = self.settings.json_schema
@@ -180,14 +203,15 @@ class Sampler:
         stop_tokens = self._stop_tokens()
         for prompt, ids, length in zip(prompts, encoded, lengths, strict=True):
             for _ in range(self.settings.num_samples):
-                completion = Completion(tokenizer, ids, self.settings.stop)
+                completion = Completion(tokenizer, ids.continued, self.settings.stop)
                 request = Request(
-                    *(ids, length, self.settings.options, seed, stop_tokens),
+                    *(ids.prompt, length, self.settings.options, seed, stop_tokens),
                     ends=completion.update,
                     top_logprobs=self.settings.top_logprobs,
                     constraint=schemas.constraint(schema)
                     if schemas and schema is not None
                     else None,
+                    source=ids.source,
                 )
                 yield _Asked(prompt, request, completion)
                 seed = (seed + 1) % NUM_SEEDS
@@ -234,7 +258,7 @@ class Sampler:
     def _search(
         self,
         prompts: Sequence[str],
-        encoded: Sequence[Sequence[int]],
+        encoded: Sequence[_Encoded],
         lengths: Sequence[int],
         width: int,
         made: _Made,
@@ -244,7 +268,8 @@ class Sampler:
         for prompt, ids, length in zip(prompts, encoded, lengths, strict=True):
             found = beam_search(
                 self.loaded.model,
-                ids,
+                ids.prompt,
+                source=ids.source,
                 width=width,
                 max_tokens=length,
                 vocab_size=tokenizer.vocab_size,
@@ -253,12 +278,12 @@ class Sampler:
                 execution=self.loaded.execution,
             )
             for beam in found[: self.settings.num_samples]:
-                text = continuation(tokenizer, ids, beam.tokens)
+                text = continuation(tokenizer, ids.continued, beam.tokens)
                 if self.output.streams:
                     self.output.begin(prompt)
                     self.output.piece(text)
                 sample = Sample(
-                    *(prompt, text, beam.tokens, len(ids), beam.finished, None), score=beam.score
+                    *(prompt, text, beam.tokens, ids.length, beam.finished, None), score=beam.score
                 )
                 self.output.end(sample)
                 made.add(sample)
@@ -287,7 +312,7 @@ class Sampler:
             prompt=asked.prompt,
             text=text,
             tokens=tuple(continuation.tokens),
-            num_prompt_tokens=len(asked.request.prompt),
+            num_prompt_tokens=len(asked.request.source) or len(asked.request.prompt),
             finished=continuation.finish_reason == "stop",
             seed=asked.request.seed,
             logprobs=self._logprobs(continuation),
@@ -309,15 +334,30 @@ class Sampler:
             for one in continuation.logprobs
         ]
 
-    def _encode(self, prompt: str, number: int) -> tuple[int, ...]:
+    def _encode(self, prompt: str, number: int) -> _Encoded:
         tokenizer = self.loaded.tokenizer
         ids = encode_prompt(tokenizer, prompt)
+        if self.loaded.reads_source:
+            return self._encoded_source(ids, number)
         if ids:
-            return tuple(ids)
+            return _Encoded(tuple(ids))
         if tokenizer.eod is None:
             raise ConfigError(
                 f"prompt {number} is empty",
                 why=f"this `{tokenizer.name}` has no end-of-document token to start from",
                 hint="give a text by `--prompt`",
             )
-        return (tokenizer.eod,)
+        return _Encoded((tokenizer.eod,))
+
+    def _encoded_source(self, ids: Sequence[int], number: int) -> _Encoded:
+        if not self.settings.cache:
+            raise no_source_without_cache()
+        source, prompt = source_and_prompt(self.loaded.tokenizer, ids)
+        shape = self.loaded.model.shape
+        if shape.learned_positions and len(source) > shape.max_position_embeddings:
+            raise ConfigError(
+                f"prompt {number} has {len(source)} tokens, and the encoder "
+                f"{shape.max_position_embeddings} positions",
+                hint="give a shorter prompt",
+            )
+        return _Encoded(tuple(prompt), tuple(source))

@@ -22,6 +22,7 @@ from lmcore.base.errors import ConfigError, counted
 from lmcore.contract.generation_kernels import ConstantProjection, QuantizedWeight
 from lmcore.families.layers.projection import Embedding, Linear
 from lmcore.families.layers.transformer import Attention, FeedForward
+from lmcore.families.protocol import SourceLM
 from lmcore.generation.text_model import Execution
 
 if TYPE_CHECKING:
@@ -70,6 +71,14 @@ def fix_weights(
         ConfigError: The precision policy does not go with quantization.
     """
     policy = runtime.precision
+    if isinstance(model, SourceLM):
+        # Its kernels are called as in training: the ones made here know no cross-attention.
+        if quantization is not None:
+            raise ConfigError(
+                f"`--quantization {quantization}` is not supported by {model.family.name} models",
+                hint="use `--precision bf16`",
+            )
+        return Execution.on(runtime.device, policy.context)
     dtype = _narrow_dtype(policy)
     if quantization is not None and dtype is None and policy.compute != policy.keep:
         raise ConfigError(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeGuard
 
 from lmcore.checkpoint import read_manifest
-from lmcore.families.protocol import CausalLM, Model
+from lmcore.families.protocol import CausalLM, Model, SourceLM
 from lmcore.generation.generate import generate
 from lmcore.generation.load import load_weights, weight_bytes
 from lmcore.generation.sampling.options import SamplingOptions
@@ -43,7 +43,9 @@ class SampleText:
 
 
 def can_generate(model: Model) -> TypeGuard[CausalLM]:
-    """Return True if a model can continue a text."""
+    """Return True if a model can continue a text, not an answer to one."""
+    if isinstance(model, SourceLM):
+        return False
     return isinstance(model, CausalLM) and model.causal and not model.shape.task
 
 

@@ -63,8 +63,8 @@ def shape_of(**values: Any) -> ModelShape:
 def make_t5(ops: OpBinding) -> Callable[..., T5Model]:
     """Makes a T5 with every parameter random, so that none is idle."""
 
-    def make(**values: Any) -> T5Model:
-        model = T5Model(shape_of(**values), ops, KEEP_ALL)
+    def make(*, masked: bool = False, **values: Any) -> T5Model:
+        model = T5Model(shape_of(**values), ops, KEEP_ALL, masked=masked)
         model.initialize(1)
         generator = torch.Generator().manual_seed(2)
         with torch.no_grad():

@@ -12,6 +12,9 @@ from torch import Tensor
 
 from lmcore.families.t5.huggingface import ARCHITECTURES
 from lmcore.families.t5.model import T5Model
+from lmcore.generation.generate import generate_with_cache
+from lmcore.generation.request import Request
+from lmcore.generation.sampling.options import SamplingOptions
 
 from .conftest import LATER, ORIGINAL
 
@@ -99,3 +102,23 @@ def test_losses_and_gradients(pair: tuple[T5Model, Any], batch: dict[str, Tensor
         # Where terms cancel, rounding is a share of the largest gradient.
         atol = 1e-4 * float(grad.abs().max())
         torch.testing.assert_close(found[rows], grad, rtol=1e-4, atol=atol)
+
+
+def test_greedy_generation(pair: tuple[T5Model, Any]) -> None:
+    """Several requests together have the tokens of `generate`, one by one."""
+    ours, theirs = (model.eval() for model in pair)
+    drawn = torch.Generator().manual_seed(7)
+    sources = [torch.randint(2, 32, (size,), generator=drawn).tolist() for size in (5, 9, 2, 7)]
+    requests = [
+        Request((0,), 10, SamplingOptions(greedy=True), stop_tokens=frozenset({1}), source=one)
+        for one in sources
+    ]
+    found = generate_with_cache(ours, requests, vocab_size=32)
+    for source, one in zip(sources, found, strict=True):
+        with torch.no_grad():
+            wanted = theirs.generate(
+                torch.tensor([source]), do_sample=False, num_beams=1, max_new_tokens=10,
+                eos_token_id=1, pad_token_id=0, decoder_start_token_id=0, use_cache=False,
+            )  # fmt: skip
+        tokens = wanted[0, 1:].tolist()
+        assert one.tokens == (tokens[: tokens.index(1)] if 1 in tokens else tokens)
