@@ -117,9 +117,9 @@ def continue_lines(
 
         def show(piece: str) -> None:
             nonlocal first
-            if first:
+            if first and not loaded.reads_source:
                 dialogue.write(line, bold=True)
-                first = False
+            first = False
             dialogue.write(piece)
 
         answer = answers.answer(prompt, show)

@@ -85,8 +85,20 @@ def test_resuming(
     assert_same(more.saved(), whole.saved())
     capsys.readouterr()
     load = ["--load", str(whole.directory)]
-    assert main(["generate", *load, "--prompt", "A", "--device", "cpu"]) != 0
-    assert "generation with models of this family is not supported" in capsys.readouterr().err
+    ask = ["generate", *load, "--prompt", "w3 w5", "--device", "cpu", "--tokens", "4"]
+    assert main([*ask, "--greedy", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert len(answer["tokens"]) == 4 or answer["finished"]
+    assert main([*ask, "--beam-width", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["tokens"] == answer["tokens"]
+    assert main([*ask, "--greedy"]) == 0
+    assert capsys.readouterr().out.strip() == answer["text"].strip(), "without the prompt"
+    for flag, words in {
+        "--no-cache": "models with an encoder",
+        "--quantization int8": "T5",
+    }.items():
+        assert main([*ask, *flag.split()]) != 0
+        assert words in capsys.readouterr().err
 
 
 @pytest.mark.distributed

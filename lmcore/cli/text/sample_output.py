@@ -71,7 +71,7 @@ class LinesOutput(_Whole):
     def end(self, sample: Sample) -> None:
         """Write the object."""
         values = {
-            "text": sample.prompt + sample.text,
+            "text": sample.whole,
             "length": sample.num_prompt_tokens + len(sample.tokens),
             "finished": sample.finished,
         }
@@ -107,7 +107,7 @@ class PlainOutput:
             gap = "\n" if self._count > 1 else ""
             seed = "" if sample.seed is None else f", seed {sample.seed}"
             head = f"{gap}--- sample {self._count} of {self.num_samples}{seed}\n"
-        self._write(head + self._prompt(sample.prompt) + self._shown(sample.text) + "\n")
+        self._write(head + self._prompt(sample.shown_prompt) + self._shown(sample.text) + "\n")
 
     def _prompt(self, prompt: str) -> str:
         shown = self._shown(prompt)

@@ -24,6 +24,7 @@ class Sample:
         seed: Seed that reproduces this sample alone; None: it has none, being from beam search.
         logprobs: Log-probability of each token, as JSON values; None: not asked for.
         score: Score of beam search; None: the sample is not from one.
+        answers: True if the text answers the prompt, and does not continue it.
     """
 
     prompt: str
@@ -34,6 +35,17 @@ class Sample:
     seed: int | None
     logprobs: list[dict[str, Any]] | None = None
     score: float | None = None
+    answers: bool = False
+
+    @property
+    def whole(self) -> str:
+        """Text with the prompt that it continues."""
+        return self.shown_prompt + self.text
+
+    @property
+    def shown_prompt(self) -> str:
+        """Prompt that the text continues; empty before an answer."""
+        return "" if self.answers else self.prompt
 
 
 class Output(Protocol):

@@ -280,10 +280,12 @@ class Sampler:
             for beam in found[: self.settings.num_samples]:
                 text = continuation(tokenizer, ids.continued, beam.tokens)
                 if self.output.streams:
-                    self.output.begin(prompt)
+                    self.output.begin(self._shown_prompt(prompt))
                     self.output.piece(text)
                 sample = Sample(
-                    *(prompt, text, beam.tokens, ids.length, beam.finished, None), score=beam.score
+                    *(prompt, text, beam.tokens, ids.length, beam.finished, None),
+                    score=beam.score,
+                    answers=self.loaded.reads_source,
                 )
                 self.output.end(sample)
                 made.add(sample)
@@ -296,10 +298,14 @@ class Sampler:
         if not self.output.streams:
             return
         if one.shown is None:
-            self.output.begin(one.asked.prompt)
+            self.output.begin(self._shown_prompt(one.asked.prompt))
         text = one.asked.completion.text
         self.output.piece(text[one.shown or 0 :])
         one.shown = len(text)
+
+    def _shown_prompt(self, prompt: str) -> str:
+        """Return what precedes the generated text: nothing before an answer."""
+        return "" if self.loaded.reads_source else prompt
 
     def _end(self, one: _Running) -> Sample:
         """Write the rest of a sample, and return it."""
@@ -316,6 +322,7 @@ class Sampler:
             finished=continuation.finish_reason == "stop",
             seed=asked.request.seed,
             logprobs=self._logprobs(continuation),
+            answers=self.loaded.reads_source,
         )
         self.output.end(sample)
         return sample

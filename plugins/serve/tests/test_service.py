@@ -13,7 +13,8 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from lmcore.base.errors import RunError
+from lmcore.base.errors import CheckpointError, RunError
+from lmcore.families.protocol import SourceLM
 from lmcore.generation.beam import BeamSearch, beam_search
 from lmcore.generation.generate import recompute
 from lmcore.generation.load import LoadedModel
@@ -316,3 +317,9 @@ def test_closing(slow: Callable[[float], LoadedModel]) -> None:
     service.submit([one.work for one in clients])
     assert not service.close(0.1)
     assert [one.wait()[-1].end for one in clients] == ["cancelled", "cancelled"]
+
+
+def test_a_model_with_an_encoder() -> None:
+    """It is refused before a client is answered."""
+    with pytest.raises(CheckpointError, match="is not served"):
+        Service(Mock(model=Mock(spec=SourceLM), checkpoint="runs/t5"))
