@@ -7,7 +7,7 @@ channels.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,8 @@ from torch import Tensor
 from lmcore.families.layers.cache import KeyValueCache, SlotCache
 
 if TYPE_CHECKING:
-    from lmcore.families.t5.model import T5Model
+    from lmcore.families.t5.block import DecoderBlock
+    from lmcore.model.shape import ModelShape
 
 __all__ = ["DecoderView", "T5Cache"]
 
@@ -40,22 +41,33 @@ class DecoderView(KeyValueCache):
 class T5Cache(SlotCache):
     """Cache of a decoder with the encoder's output for each slot."""
 
-    def __init__(self, model: T5Model, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        shape: ModelShape,
+        encode: Callable[[Tensor], Tensor],
+        blocks: Sequence[DecoderBlock],
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
         """Create an empty cache without memory.
 
         Args:
-            model: Model, whose encoder reads the sources.
+            shape: Sizes of the model.
+            encode: Function that returns the encoder's states of token ids.
+            blocks: Blocks of the decoder.
+            device: Device of the cache.
             dtype: Dtype of keys and values.
         """
-        shape, self._model = model.shape, model
+        self._encode, self._blocks = encode, blocks
         super().__init__(
-            num_layers=len(model.decoder_blocks),
+            num_layers=len(blocks),
             num_heads=shape.num_query_groups,
             head_dim=shape.head_dim,
-            device=model.device,
+            device=device,
             dtype=dtype,
         )
-        self._memory = [self._allocate(0, 0) for _ in model.decoder_blocks]
+        self._memory = [self._allocate(0, 0) for _ in blocks]
         self._sources: list[int] = []
 
     def reserve(self, num_slots: int, capacity: int) -> None:
@@ -79,9 +91,9 @@ class T5Cache(SlotCache):
         Raises:
             RuntimeError: There is not enough memory.
         """
-        states_1TH = self._model.memory(torch.tensor([list(tokens)], device=self._device))
+        states_1TH = self._encode(torch.tensor([list(tokens)], device=self._device))
         self._grow(len(tokens))
-        for (k_LKTD, v_LKTD), block in zip(self._memory, self._model.decoder_blocks, strict=True):
+        for (k_LKTD, v_LKTD), block in zip(self._memory, self._blocks, strict=True):
             k_1KTD, v_1KTD = block.cross_attention.keys(states_1TH)
             k_LKTD[slot, :, : len(tokens)] = k_1KTD[0].to(self._dtype)
             v_LKTD[slot, :, : len(tokens)] = v_1KTD[0].to(self._dtype)

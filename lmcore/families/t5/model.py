@@ -189,7 +189,9 @@ class T5Model(BlockModel, SourceLM):
 
     def new_cache(self, dtype: torch.dtype) -> T5Cache:
         """Return an empty cache on the model's device."""
-        return T5Cache(self, dtype)
+        return T5Cache(
+            self.shape, self.memory, self.decoder_blocks, device=self.device, dtype=dtype
+        )
 
     def _before_head(self, x_BDH: Tensor) -> Tensor:
         out_BDH: Tensor = self.decoder_norm(x_BDH)

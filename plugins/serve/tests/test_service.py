@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from lmcore.base.errors import CheckpointError, RunError
-from lmcore.families.protocol import SourceLM
 from lmcore.generation.beam import BeamSearch, beam_search
 from lmcore.generation.generate import recompute
 from lmcore.generation.load import LoadedModel
@@ -226,7 +225,9 @@ def test_a_step_that_hangs(loaded: LoadedModel) -> None:
 def test_processes_that_are_lost_between_texts(loaded: LoadedModel) -> None:
     """The service is not alive, though its thread waits for work."""
     lost = Mock(spec=DividedModel, failed=False)
-    service = Service(Mock(model=lost, tokenizer=loaded.tokenizer, execution=loaded.execution))
+    service = Service(
+        Mock(model=lost, tokenizer=loaded.tokenizer, execution=loaded.execution, reads_source=False)
+    )
     assert service.is_alive
     lost.failed = True
     assert not service.is_alive
@@ -322,4 +323,4 @@ def test_closing(slow: Callable[[float], LoadedModel]) -> None:
 def test_a_model_with_an_encoder() -> None:
     """It is refused before a client is answered."""
     with pytest.raises(CheckpointError, match="is not served"):
-        Service(Mock(model=Mock(spec=SourceLM), checkpoint="runs/t5"))
+        Service(Mock(reads_source=True, checkpoint="runs/t5"))

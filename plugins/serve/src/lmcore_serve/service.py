@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from lmcore.base.errors import CheckpointError, LmcoreError
-from lmcore.families.protocol import SourceLM
 from lmcore.generation.beam import BeamSearch
 from lmcore.generation.continuous_batch import ContinuousBatch
 from lmcore.generation.parallel.driver import DividedModel, ProcessesError
@@ -92,7 +91,7 @@ class Service:
         Raises:
             CheckpointError: The model has an encoder.
         """
-        if isinstance(loaded.model, SourceLM):
+        if loaded.reads_source:
             raise CheckpointError(
                 f"the model of `{loaded.checkpoint}` is not served",
                 why="it answers to the input of an encoder, which no interface has",
