@@ -58,6 +58,11 @@ class Request:
     constraint: Constraint | None = None
     source: Sequence[int] = ()
 
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Number of tokens that the text follows: of the source, or without one of the prompt."""
+        return len(self.source) or len(self.prompt)
+
 
 @dataclass(frozen=True)
 class TokenProbability:

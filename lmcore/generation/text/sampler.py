@@ -318,7 +318,7 @@ class Sampler:
             prompt=asked.prompt,
             text=text,
             tokens=tuple(continuation.tokens),
-            num_prompt_tokens=len(asked.request.source) or len(asked.request.prompt),
+            num_prompt_tokens=asked.request.num_prompt_tokens,
             finished=continuation.finish_reason == "stop",
             seed=asked.request.seed,
             logprobs=self._logprobs(continuation),

@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from lmcore.base.errors import CheckpointError, RunError
+from lmcore.base.errors import RunError
 from lmcore.generation.beam import BeamSearch, beam_search
 from lmcore.generation.generate import recompute
 from lmcore.generation.load import LoadedModel
@@ -225,9 +225,7 @@ def test_a_step_that_hangs(loaded: LoadedModel) -> None:
 def test_processes_that_are_lost_between_texts(loaded: LoadedModel) -> None:
     """The service is not alive, though its thread waits for work."""
     lost = Mock(spec=DividedModel, failed=False)
-    service = Service(
-        Mock(model=lost, tokenizer=loaded.tokenizer, execution=loaded.execution, reads_source=False)
-    )
+    service = Service(Mock(model=lost, tokenizer=loaded.tokenizer, execution=loaded.execution))
     assert service.is_alive
     lost.failed = True
     assert not service.is_alive
@@ -318,9 +316,3 @@ def test_closing(slow: Callable[[float], LoadedModel]) -> None:
     service.submit([one.work for one in clients])
     assert not service.close(0.1)
     assert [one.wait()[-1].end for one in clients] == ["cancelled", "cancelled"]
-
-
-def test_a_model_with_an_encoder() -> None:
-    """It is refused before a client is answered."""
-    with pytest.raises(CheckpointError, match="is not served"):
-        Service(Mock(reads_source=True, checkpoint="runs/t5"))

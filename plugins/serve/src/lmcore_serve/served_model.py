@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lmcore.base.errors import LmcoreError, counted
 from lmcore.data.tokenizer.pretrained.chat_files import end_tokens
@@ -17,13 +17,14 @@ from lmcore.data.tokenizer.token_bytes import token_bytes
 from lmcore.generation.chat.template import ChatTemplate, TemplateError
 from lmcore.generation.generate import room
 from lmcore.generation.sampling.json_schema import JsonSchema, JsonSchemas
+from lmcore.generation.text.prompt import source_and_prompt
 from lmcore_serve.errors import ApiError
 
 if TYPE_CHECKING:
     from lmcore.generation.load import LoadedModel
     from lmcore_serve.service import Service
 
-__all__ = ["LONG_TOKEN", "MAX_SCHEMA_BYTES", "MAX_SCHEMA_VALUES", "ServedModel"]
+__all__ = ["LONG_TOKEN", "MAX_SCHEMA_BYTES", "MAX_SCHEMA_VALUES", "Begin", "ServedModel"]
 
 logger = logging.getLogger(f"lmcore.{__name__}")  # of the lines that lmcore formats
 
@@ -32,6 +33,25 @@ LONG_TOKEN = 64
 MAX_SCHEMA_BYTES = 64 * 1024
 MAX_SCHEMA_VALUES = 2000
 """Values of a JSON schema, lists and objects included; it is compiled in at most about a second."""
+
+
+class Begin(NamedTuple):
+    """First tokens of a text, with the input of an encoder.
+
+    Attributes:
+        tokens: Tokens that it continues.
+        source: Input of its encoder; empty without one.
+        before: Tokens that precede the text: an answer has none.
+    """
+
+    tokens: Sequence[int]
+    source: Sequence[int] = ()
+    before: Sequence[int] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens of the client's prompt, with the end that an encoder's input has."""
+        return len(self.source) or len(self.tokens)
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +75,11 @@ class ServedModel:
     created: int = field(default_factory=lambda: int(time.time()))
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
     _schema_lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    @property
+    def answers(self) -> bool:
+        """True if a prompt is the input of an encoder, and a text the decoder's answer."""
+        return self.loaded.reads_source
 
     @property
     def positions(self) -> int:
@@ -110,6 +135,13 @@ class ServedModel:
         Raises:
             ApiError: The model has no chat template, or it fails or refuses the messages.
         """
+        if self.answers:
+            raise ApiError(
+                400,
+                f"the model `{self.name}` has an encoder and answers each prompt by itself, not "
+                "in a conversation; use `/v1/completions`",
+                code="no_chat_template",
+            )
         if self.template is None:
             raise ApiError(
                 400,
@@ -133,12 +165,12 @@ class ServedModel:
         return self.checked(ids, name)
 
     def checked(self, ids: Sequence[int], name: str) -> list[int]:
-        """Return token ids of a client, or the start of a document for none.
+        """Return token ids of a client, or the start of a document for none, which answers lack.
 
         Raises:
             ApiError: An id is outside the vocabulary, or a document has no start.
         """
-        if not ids:
+        if not ids and not self.answers:
             eod = self.loaded.tokenizer.eod
             if eod is None:
                 raise ApiError(
@@ -158,18 +190,42 @@ class ServedModel:
             )
         return list(ids)
 
-    def length(self, prompt: Sequence[int], wanted: int | None, name: str, length_name: str) -> int:
+    def begin(self, prompt: Sequence[int]) -> Begin:
+        """Return the first tokens of the text for the result of `checked`."""
+        if not self.answers:
+            return Begin(prompt, before=prompt)
+        source, begin = source_and_prompt(self.loaded.tokenizer, prompt)
+        return Begin(begin, source)
+
+    def require_continues(self, name: str) -> None:
+        """Refuse a request for prompts with their continuations from a model with an encoder.
+
+        Args:
+            name: Field of the request, or path, that asks for them.
+
+        Raises:
+            ApiError: The model has an encoder.
+        """
+        if self.answers:
+            raise ApiError(
+                400,
+                f"`{name}`: the model `{self.name}` has an encoder, and answers a prompt instead "
+                "of continuing it; use `/v1/completions` without `echo`",
+                field=name,
+            )
+
+    def length(self, begin: Begin, wanted: int | None, name: str, length_name: str) -> int:
         """Return the number of tokens to generate.
 
         Args:
-            prompt: Token ids.
+            begin: Begin of the text.
             wanted: Number that the client wants; None: as many as there is room for.
             name, length_name: Fields of the request with the prompt and the number.
 
         Raises:
             ApiError: The model has too few positions.
         """
-        positions, length = self.positions, len(prompt)
+        positions, length = self.positions, begin.num_tokens
         if length > positions:
             raise ApiError(
                 400,
@@ -177,14 +233,15 @@ class ServedModel:
                 field=name,
                 code="context_length_exceeded",
             )
-        free = room(positions, length)
+        free = room(positions, len(begin.tokens))
         if wanted is None:
             return free
         if wanted > free:
+            given = "" if begin.source else f"`{name}` has {counted(length, 'token')} and "
             raise ApiError(
                 400,
-                f"`{name}` has {counted(length, 'token')} and `{length_name}` is {wanted}; the "
-                f"model has {positions} positions, which leave room for {free}",
+                f"{given}`{length_name}` is {wanted}; the model has {positions} positions, which "
+                f"leave room for {free}",
                 field=length_name,
                 code="context_length_exceeded",
             )

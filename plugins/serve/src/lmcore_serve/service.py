@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from lmcore.base.errors import CheckpointError, LmcoreError
+from lmcore.base.errors import LmcoreError
 from lmcore.generation.beam import BeamSearch
 from lmcore.generation.continuous_batch import ContinuousBatch
 from lmcore.generation.parallel.driver import DividedModel, ProcessesError
@@ -87,16 +87,7 @@ class Service:
             loaded: Model, which only this service uses.
             max_running: Number of texts that are generated together.
             max_waiting: Number of texts that may wait.
-
-        Raises:
-            CheckpointError: The model has an encoder.
         """
-        if loaded.reads_source:
-            raise CheckpointError(
-                f"the model of `{loaded.checkpoint}` is not served",
-                why="it answers to the input of an encoder, which no interface has",
-                hint="generate with `lmcore generate --interactive`",
-            )
         self._loaded = loaded
         self._max_running, self._max_waiting = max_running, max_waiting
         self._engine = self._new_engine()
@@ -295,7 +286,7 @@ class Service:
     def _begin(self, work: Work) -> None:
         request = work.request
         with self._changed:
-            self._statistics.prompt_tokens += len(request.prompt)
+            self._statistics.prompt_tokens += request.num_prompt_tokens
         if isinstance(request, Request):
             self._running.append(_Running(work, self._engine.add(request)))
             return

@@ -26,6 +26,11 @@ class BeamRequest:
     stop_tokens: frozenset[int] = frozenset()
     length_penalty: float = 1.0
 
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Number of tokens of the prompt."""
+        return len(self.prompt)
+
 
 @dataclass(frozen=True)
 class Update:

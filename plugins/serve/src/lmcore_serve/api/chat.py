@@ -220,12 +220,13 @@ def _wanted(model: ServedModel, body: ChatBody) -> tuple[list[int], list[TextReq
     """Return the tokens of the conversation, and a request for each answer."""
     model.require_texts(body.num_choices)
     prompt = model.chat_tokens([message.plain() for message in body.messages], "messages")
+    begin = model.begin(prompt)
     if body.max_tokens is not None and body.max_completion_tokens is not None:
         raise ApiError(
             400, "`max_tokens` and `max_completion_tokens` exclude each other", field="max_tokens"
         )
     name = "max_tokens" if body.max_tokens is not None else "max_completion_tokens"
-    length = model.length(prompt, body.max_tokens or body.max_completion_tokens, "messages", name)
+    length = model.length(begin, body.max_tokens or body.max_completion_tokens, "messages", name)
     if length == 0:
         raise ApiError(
             400,

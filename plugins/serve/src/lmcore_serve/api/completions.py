@@ -32,7 +32,7 @@ from lmcore_serve.state import MAX_PROMPTS, ServerState
 from lmcore_serve.texts import Text, TextRequest, Texts
 
 if TYPE_CHECKING:
-    from lmcore_serve.served_model import ServedModel
+    from lmcore_serve.served_model import Begin, ServedModel
 
 __all__ = ["CompletionBody", "CompletionReply", "router"]
 
@@ -125,13 +125,18 @@ class _Asked:
 
     Attributes:
         texts: Text of each prompt, for `echo`.
-        prompts: Token ids of each prompt.
+        begins: Begin of the texts of each prompt.
         requests: For each prompt as many as there are choices.
     """
 
     texts: list[str] = field(default_factory=list)
-    prompts: list[list[int]] = field(default_factory=list)
+    begins: list[Begin] = field(default_factory=list)
     requests: list[TextRequest] = field(default_factory=list)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Number of tokens of all prompts."""
+        return sum(begin.num_tokens for begin in self.begins)
 
 
 @router.post(
@@ -161,7 +166,7 @@ async def create_completion(
         "created": int(time.time()),
         "model": model.name,
     }
-    prompt_tokens = sum(map(len, asked.prompts))
+    prompt_tokens = asked.num_prompt_tokens
     note(request.scope, model=model.name, prompt_tokens=prompt_tokens)
     if body.stream:
         return event_stream(_chunks(request, model, body, asked, texts, head))
@@ -178,6 +183,8 @@ async def create_completion(
 def _asked(model: ServedModel, body: CompletionBody) -> _Asked:
     """Return the checked prompts, and a request for each text."""
     asked = _Asked()
+    if body.echo:
+        model.require_continues("echo")
     given = body.prompt
     several: Sequence[Any]
     several = given if isinstance(given, list) and not isinstance(given[0], int) else [given]
@@ -190,19 +197,19 @@ def _asked(model: ServedModel, body: CompletionBody) -> _Asked:
     model.require_texts(len(several) * body.num_choices)
     for one in several:
         ids = model.encode(one, "prompt") if isinstance(one, str) else one
-        asked.prompts.append(model.checked(ids, "prompt"))
+        asked.begins.append(model.begin(model.checked(ids, "prompt")))
         asked.texts.append(one if isinstance(one, str) else model.loaded.tokenizer.decode(one))
     options, seed = body.options(), body.first_seed
     echo, schema = bool(body.echo), body.schema_of_text
     rule = None if schema is None else model.json_schema(schema, "response_format")
-    for prompt in asked.prompts:
-        wanted = model.length(prompt, body.max_tokens, "prompt", "max_tokens")
+    for begin in asked.begins:
+        wanted = model.length(begin, body.max_tokens, "prompt", "max_tokens")
         if wanted == 0 and not echo:
             raise ApiError(400, "`max_tokens` 0 needs `echo` true", field="max_tokens")
         for _ in range(body.num_choices):
-            completion = Completion(model.loaded.tokenizer, prompt, body.stops)
+            completion = Completion(model.loaded.tokenizer, begin.before, body.stops)
             request = EngineRequest(
-                prompt,
+                begin.tokens,
                 wanted,
                 options,
                 (seed + len(asked.requests)) % 2**63,
@@ -211,6 +218,7 @@ def _asked(model: ServedModel, body: CompletionBody) -> _Asked:
                 top_logprobs=body.logprobs,
                 prompt_logprobs=echo and body.logprobs is not None,
                 constraint=None if rule is None else rule.constraint(),
+                source=begin.source,
             )
             asked.requests.append(TextRequest(request, completion))
     return asked
@@ -231,7 +239,9 @@ async def _chunks(
         for index in range(len(asked.requests)):
             text = asked.texts[index // body.num_choices]
             yield {**head, "choices": [_choice(index, text, None, None)], **extra}
-    offsets = [_Offsets(model, one.request.prompt) for one in asked.requests]
+    offsets = [
+        _Offsets(model, begin.before) for begin in asked.begins for _ in range(body.num_choices)
+    ]
     async for index, update in texts.updates():
         generated += len(update.tokens)
         note(request.scope, generated_tokens=generated)
@@ -241,7 +251,7 @@ async def _chunks(
         choice = _choice(index, update.text, logprobs, finish_reason(update.end))
         yield {**head, "choices": [choice], **extra}
     if body.ends_with_usage:
-        total = Usage.of(sum(map(len, asked.prompts)), generated)
+        total = Usage.of(asked.num_prompt_tokens, generated)
         yield {**head, "choices": [], "usage": total.model_dump()}
 
 
@@ -255,7 +265,7 @@ def _choices(
         if body.echo:
             whole = asked.texts[number] + whole
         if body.logprobs is not None:
-            prompt = asked.prompts[number]
+            prompt = asked.begins[number].before
             if body.echo:
                 logprobs = _with_prompt(model, prompt, text, body.logprobs)
             else:

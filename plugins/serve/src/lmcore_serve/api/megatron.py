@@ -153,10 +153,11 @@ async def generate(
     """Continue prompts, or score them."""
     state: ServerState = request.app.state.server
     model = state.first
+    model.require_continues("/api")
     _check(body)
     prompts = await asyncio.to_thread(_encoded, model, body)
     wanted = [
-        model.length(prompt, body.tokens_to_generate, "prompts", "tokens_to_generate")
+        model.length(model.begin(prompt), body.tokens_to_generate, "prompts", "tokens_to_generate")
         for prompt in prompts
     ]
     num_texts = len(prompts) * (body.beam_width or 1)

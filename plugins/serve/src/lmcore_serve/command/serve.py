@@ -302,15 +302,23 @@ def _served(
 ) -> Iterator[ServedModel]:
     """Load a model and start its service."""
     from lmcore.generation.chat.template import ChatTemplate
+    from lmcore.generation.text.prompt import source_and_prompt
     from lmcore_serve.served_model import ServedModel
     from lmcore_serve.service import Service
 
     with _loaded(section, checkpoint, plan, runtime, plugins, model) as loaded:
         assert loaded is not None
-        if section.chat_template is not None:
-            template: ChatTemplate | None = ChatTemplate.from_file(
-                section.chat_template, loaded.tokenizer
-            )
+        if loaded.reads_source:
+            if section.chat_template is not None:
+                raise ConfigError(
+                    f"`--chat-template` cannot be used with the model of `{checkpoint}`",
+                    why="it has an encoder, and answers each prompt by itself",
+                    hint="leave it out",
+                )
+            source_and_prompt(loaded.tokenizer, ())  # a tokenizer that cannot fails before serving
+            template: ChatTemplate | None = None
+        elif section.chat_template is not None:
+            template = ChatTemplate.from_file(section.chat_template, loaded.tokenizer)
         else:
             template = ChatTemplate.of(loaded.tokenizer)
         service = Service(loaded, max_running=section.max_requests, max_waiting=section.max_waiting)
@@ -334,4 +342,5 @@ def _facts(
         "device": runtime.device.name,
         "precision": runtime.precision.name,
         "chat": template is not None,
+        "answers": loaded.reads_source,
     }

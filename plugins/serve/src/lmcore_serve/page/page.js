@@ -186,7 +186,8 @@ async function generate(index, signal) {
   if (!chat || !body.querySelector(".turn")) body.replaceChildren();
   const question = chat ? turn(body, "you", $("prompt").value) : null;
   const place = turn(body, chat ? "model" : "", "");
-  if (!chat) place.append(element("span", "prompt", $("prompt").value));
+  // An answer does not continue its prompt.
+  if (!chat && !state.models[index].facts.answers) place.append(element("span", "prompt", $("prompt").value));
   const started = performance.now();
   let first = null, answer = "", usage = null, reason = null, count = 0;
   status.className = "status";
