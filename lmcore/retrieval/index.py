@@ -12,23 +12,17 @@ Shapes: N blocks, n blocks of a shard, P channels of a vector.
 
 from __future__ import annotations
 
-import dataclasses
 import io
-import json
-import logging
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from lmcore.base.bounded_file import UnreadableFileError, read_bounded_file
-from lmcore.base.crc32 import crc32
 from lmcore.base.durable import write_atomically
-from lmcore.base.errors import ConfigError, DataError, counted
-from lmcore.base.lock import LockFile
+from lmcore.base.errors import ConfigError, DataError
+from lmcore.data.chunks.store import ShardStore, begin, read_record
 from lmcore.data.dataset.ict import ICTDataset, ICTSettings
 from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.indexed.metadata import read_metadata
@@ -41,12 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BlockIndex", "BlockText", "IndexRecord", "build_index"]
 
-logger = logging.getLogger(__name__)
-
-_VERSION = 1
 _RECORD, _BLOCKS = "index.json", "blocks.npy"
-_SMALL = 1 << 20
-"""Most bytes of a JSON file."""
 _SEED = 1
 """Seed of the order in which blocks are drawn, which is sorted afterwards."""
 
@@ -78,6 +67,7 @@ class IndexRecord:
     blocks: int
     size: int
     shard: int
+    counts: ClassVar[tuple[str, ...]] = ("seq_length", "blocks", "size", "shard")
 
     @property
     def shards(self) -> int:
@@ -87,6 +77,11 @@ class IndexRecord:
     def shard_size(self, number: int) -> int:
         """Return the number of blocks of a shard."""
         return min(self.shard, self.blocks - number * self.shard)
+
+    @property
+    def rows(self) -> list[int]:
+        """Number of blocks of each shard."""
+        return [self.shard_size(number) for number in range(self.shards)]
 
 
 @dataclass(frozen=True)
@@ -225,42 +220,21 @@ def build_index(
         size=encoder.size,
         shard=shard,
     )
-    _begin(output, record, source.rows)
-    missing = [number for number in range(record.shards) if not _is_complete(output, number)]
-    if done := record.shards - len(missing):
-        logger.info("%s of %s are there already", counted(done, "shard"), record.shards)
-    began, built = time.perf_counter(), 0
-    for number in missing:
-        with LockFile(output / f".shard-{number:05d}.lock").held() as own:
-            if not own or _is_complete(output, number):
-                continue
-            first = number * shard
-            rows = [source.tokens(first + place) for place in range(record.shard_size(number))]
-            _write_shard(output, number, encoder.blocks(rows, batch=batch))
-            built += len(rows)
-        seconds = time.perf_counter() - began
-        logger.info(
-            "shard %d of %d, %d blocks/s", number + 1, record.shards, round(built / seconds)
-        )
-    return record
-
-
-def _begin(output: Path, record: IndexRecord, rows: npt.NDArray[np.int64]) -> None:
-    """Write the record, or compare it with the one that is there."""
-    path = output / _RECORD
-    if not path.exists():
-        if output.exists() and any(one.name[0] != "." for one in output.iterdir()):
-            raise ConfigError(
-                f"`{output}` is not empty, and no index", hint="give a directory of its own"
-            )
-        output.mkdir(parents=True, exist_ok=True)
+    store = _store(output)
+    begin(output / _RECORD, record, store, _PARTS)
+    blocks = output / _BLOCKS
+    if not blocks.exists():
         buffer = io.BytesIO()
-        np.save(buffer, rows)
-        write_atomically(output / _BLOCKS, buffer.getvalue())
-        values = {"version": _VERSION, **dataclasses.asdict(record)}
-        write_atomically(path, json.dumps(values, indent=2).encode())
-        return
-    _require_same(output, _read_record(output), record)
+        np.save(buffer, source.rows)
+        write_atomically(blocks, buffer.getvalue())
+
+    def make(number: int) -> npt.NDArray[np.float32]:
+        first = number * shard
+        rows = [source.tokens(first + place) for place in range(record.shard_size(number))]
+        return encoder.blocks(rows, batch=batch)
+
+    store.build(record.rows, make, wait=False, unit="blocks")
+    return record
 
 
 _PARTS = {
@@ -272,78 +246,8 @@ _PARTS = {
 }
 
 
-def _require_same(output: Path, found: IndexRecord, record: IndexRecord) -> None:
-    for name, words in _PARTS.items():
-        theirs, own = getattr(found, name), getattr(record, name)
-        if theirs != own:
-            raise ConfigError(
-                f"`{output}` is an index with another {words}",
-                why=f"it has {str(theirs)[:16]}, and this one would have {str(own)[:16]}",
-                hint="give another directory, or remove this one",
-            )
-
-
-def _shard_path(output: Path, number: int) -> Path:
-    return output / f"shard-{number:05d}.npy"
-
-
-def _write_shard(output: Path, number: int, vectors: npt.NDArray[np.float32]) -> None:
-    buffer = io.BytesIO()
-    np.save(buffer, vectors)
-    content, path = buffer.getvalue(), _shard_path(output, number)
-    write_atomically(path, content)
-    checksum = {"bytes": len(content), "crc32": crc32(content)}
-    write_atomically(path.with_suffix(".json"), json.dumps(checksum).encode())
-
-
-def _is_complete(output: Path, number: int) -> bool:
-    """Return True if a shard is there with its checksum, which is not compared."""
-    path = _shard_path(output, number)
-    try:
-        return bool(path.stat().st_size == _read_json(path.with_suffix(".json"))["bytes"])
-    except (OSError, KeyError, TypeError, ValueError):
-        return False
-
-
-def _read_json(path: Path) -> Any:
-    return json.loads(read_bounded_file(path, _SMALL))
-
-
-def _read_record(output: Path) -> IndexRecord:
-    """Return the record of an index, whose author is not known.
-
-    Raises:
-        DataError: It is missing or malformed.
-    """
-    path = output / _RECORD
-    if not path.is_file():
-        raise DataError(
-            f"`{output}` is no index",
-            why=f"it has no `{_RECORD}`",
-            hint="`lmcore index build` makes one",
-        )
-    problem = ""
-    values: Any = None
-    try:
-        values = _read_json(path)
-    except (OSError, UnreadableFileError, ValueError) as error:
-        problem = str(error)
-    fields = {one.name: str(one.type) for one in dataclasses.fields(IndexRecord)}
-    if isinstance(values, dict) and values.get("version") not in {None, _VERSION}:
-        problem = f"its version is {values['version']!s:.20}, and this lmcore reads {_VERSION}"
-    elif not problem and (not isinstance(values, dict) or values.keys() != {"version", *fields}):
-        problem = "it has not the keys of an index"
-    if not problem:
-        values = {name: values[name] for name in fields}
-        wrong = [name for name, kind in fields.items() if type(values[name]).__name__ != kind]
-        counts = ("seq_length", "blocks", "size", "shard")
-        wrong += [name for name in counts if name not in wrong and values[name] < 1]
-        problem = f"`{wrong[0]}` is `{values[wrong[0]]!s:.40}`" if wrong else ""
-    if problem:
-        raise DataError(
-            f"`{path}` is damaged", why=problem, hint="remove the directory and build it again"
-        )
-    return IndexRecord(**values)
+def _store(path: Path) -> ShardStore:
+    return ShardStore(path, "index", "lmcore index build")
 
 
 class BlockIndex:
@@ -360,16 +264,10 @@ class BlockIndex:
         Raises:
             DataError: It is no index, half built or damaged.
         """
-        self.path, self.record = path, _read_record(path)
-        missing = [number for number in range(self.record.shards) if not _is_complete(path, number)]
-        if missing:
-            raise DataError(
-                f"the index `{path}` is half built",
-                why=f"{counted(len(missing), 'shard')} of {self.record.shards} "
-                f"{'is' if len(missing) == 1 else 'are'} missing",
-                hint="run the same `lmcore index build` again: it builds the missing ones",
-            )
-        self._shards = [self._open(number) for number in range(self.record.shards)]
+        store = _store(path)
+        self.path, self.record = path, read_record(path / _RECORD, IndexRecord, store)
+        store.require_complete(self.record.rows)
+        self._shards = [self._open(store, number) for number in range(self.record.shards)]
 
     def shards(self) -> Iterator[tuple[int, npt.NDArray[np.float32]]]:
         """Yield the number of the first block, and the vectors, of each shard."""
@@ -412,31 +310,9 @@ class BlockIndex:
             )
         return source
 
-    def _open(self, number: int) -> npt.NDArray[np.float32]:
-        path, size = _shard_path(self.path, number), self.record.shard_size(number)
-        problem = ""
-        vectors: npt.NDArray[np.float32] | None = None
-        try:
-            wanted = _read_json(path.with_suffix(".json"))["crc32"]
-            vectors = np.load(path, mmap_mode="r", allow_pickle=False)
-            if _file_crc32(path) != wanted:
-                problem = "its checksum differs"
-            elif vectors.shape != (size, self.record.size) or vectors.dtype != np.float32:
-                problem = f"it has {vectors.dtype} {list(vectors.shape)}"
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            problem = str(error)
-        if problem or vectors is None:
-            raise DataError(
-                f"`{path}` is damaged",
-                why=problem,
-                hint="remove it, and run the same `lmcore index build` again",
-            )
+    def _open(self, store: ShardStore, number: int) -> npt.NDArray[np.float32]:
+        vectors = store.open(number)
+        wanted = (self.record.shard_size(number), self.record.size)
+        if vectors.shape != wanted or vectors.dtype != np.float32:
+            raise store.damaged(number, f"it has {vectors.dtype} {list(vectors.shape)}")
         return vectors
-
-
-def _file_crc32(path: Path) -> int:
-    found = 0
-    with path.open("rb") as file:
-        while part := file.read(_SMALL):
-            found = crc32(part, found)
-    return found

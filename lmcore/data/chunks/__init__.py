@@ -1,0 +1,1 @@
+"""Chunks of documents, and the neighbours of samples among them, in checksummed shards on disk."""
