@@ -50,6 +50,7 @@ from lmcore.model.family import (
     ForwardFlops,
     Loss,
     Pretrained,
+    Stack,
     families,
     family_of,
     parameters_of,
@@ -83,6 +84,7 @@ _OF_FAMILIES = (
     *(
         Family,
         Loss,
+        Stack,
         Body,
         ForwardFlops,
         Pretrained,

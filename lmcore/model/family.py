@@ -22,13 +22,16 @@ __all__ = [
     "ForwardFlops",
     "Loss",
     "Pretrained",
+    "Stack",
     "block_flops",
     "families",
     "family_of",
     "fills_masks",
+    "layers_in_words",
     "named_family",
     "parameter_shapes",
     "parameters_of",
+    "stacks_of",
     "vocabulary_parameters",
 ]
 
@@ -122,6 +125,25 @@ class Body:
 
 
 @dataclass(frozen=True)
+class Stack:
+    """Layers of a model that run one after another on the same tokens.
+
+    Attributes:
+        name: Name in messages: "encoder"; empty if a model has one stack.
+        num_layers: Number of layers.
+        tokens: Tensor of the micro-batch with the tokens.
+        reads: Tokens of the stack whose last states its layers attend to, too; empty: of none.
+        gated: True if its feed-forward layers have a gate.
+    """
+
+    name: str
+    num_layers: int
+    tokens: str
+    reads: str = ""
+    gated: bool = False
+
+
+@dataclass(frozen=True)
 class Pretrained:
     """Weights of another family's model that a model may begin with.
 
@@ -170,6 +192,11 @@ class Family:
         forward_flops_of: `forward_flops` by the shape and all settings, a `Config`, for samples
             that have a second length; None: `forward_flops` of the sequence length.
         pretrained: Weights of another family's model to begin with; None: there are none.
+        stacks: Returns the stacks of a shape's layers, in the order of `Model.layers`; None: all
+            layers are one stack.
+        lengths: Returns the sizes of dims of `batch` beside B and S by their letters, from all
+            settings, a `Config`; None: there are none, or samples tell.
+        pipelines: True if the stacks can be divided over a pipeline: each reads the one before.
     """
 
     name: str
@@ -191,6 +218,9 @@ class Family:
     positions: tuple[str, ...] = ("learned_absolute", "rope", "none")
     forward_flops_of: Callable[[ModelShape, Any], ForwardFlops] | None = None
     pretrained: Pretrained | None = None
+    stacks: Callable[[ModelShape], Sequence[Stack]] | None = None
+    lengths: Callable[[Any], Mapping[str, int]] | None = None
+    pipelines: bool = True
 
     @property
     def key(self) -> str:
@@ -294,6 +324,21 @@ def _chosen(settings: FamilySettings) -> Family:
         if family.matches is None:
             return family
     return next(one for one in families().values() if one.matches and one.matches(settings))
+
+
+def stacks_of(shape: ModelShape) -> tuple[Stack, ...]:
+    """Return the stacks of a model's layers."""
+    family = family_of(shape)
+    if family.stacks is None:
+        return (Stack("", shape.num_layers, family.tokens, gated=shape.swiglu),)
+    return tuple(family.stacks(shape))
+
+
+def layers_in_words(shape: ModelShape) -> str:
+    """Return the number of layers as text: "2 layers", "2 encoder and 3 decoder layers"."""
+    stacks = stacks_of(shape)
+    numbers = [f"{one.num_layers} {one.name}".rstrip() for one in stacks]
+    return f"{' and '.join(numbers)} layer{'' if stacks[-1].num_layers == 1 else 's'}"
 
 
 def parameters_of(shape: ModelShape) -> tuple[Parameter, ...]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from lmcore.base.errors import ConfigError
 from lmcore.families.bert.family import encoder_rows, encoder_rules, projection_rows, refusal
-from lmcore.model.family import Family, ForwardFlops, Loss, Pretrained, block_flops
+from lmcore.model.family import Family, ForwardFlops, Loss, Pretrained, Stack, block_flops
 from lmcore.model.parameters import Parameter
 from lmcore.model.shape import ModelShape
 
@@ -31,6 +31,13 @@ def parameters(shape: ModelShape) -> list[Parameter]:
     if size := shape.own["biencoder_projection_dim"]:
         rows += projection_rows("projection", size, shape)
     return [replace(row, name=f"{tower}.{row.name}") for tower in towers(shape) for row in rows]
+
+
+def stacks(shape: ModelShape) -> list[Stack]:
+    """Return the encoders; a shared one runs on questions and on blocks."""
+    names = {"shared": ""}
+    tokens = {"shared": "query_BS", "query": "query_BS", "block": "block_BS"}
+    return [Stack(names.get(one, one), shape.num_layers, tokens[one]) for one in towers(shape)]
 
 
 def forward_flops(shape: ModelShape, seq_length: int) -> ForwardFlops:
@@ -98,4 +105,6 @@ ICT = Family(
     rules=rules,
     positions=("learned_absolute",),
     pretrained=Pretrained("BERT", "bert_load", _name_in_bert),
+    stacks=stacks,
+    pipelines=False,
 )

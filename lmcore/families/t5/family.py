@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from lmcore.base.errors import ConfigError
 from lmcore.families.layers.parameters import block_rows, cross_attention_rows, norm_rows
-from lmcore.model.family import Family, ForwardFlops, Loss, block_flops
+from lmcore.model.family import Family, ForwardFlops, Loss, Stack, block_flops
 from lmcore.model.parameters import ZEROS, Init, Parameter, Split
 from lmcore.model.shape import ModelShape
 
@@ -47,6 +47,15 @@ def stack_shape(shape: ModelShape, *, decoder: bool) -> ModelShape:
     """Return the shape of the blocks of one stack, whose feed-forward layers may have a gate."""
     layers = decoder_layers(shape) if decoder else shape.num_layers
     return replace(shape, num_layers=layers, swiglu=gated(shape))
+
+
+def stacks(shape: ModelShape) -> list[Stack]:
+    """Return the encoder, and the decoder that attends to it."""
+    source, gates = "tokens_BS", gated(shape)
+    return [
+        Stack("encoder", shape.num_layers, source, gated=gates),
+        Stack("decoder", decoder_layers(shape), "decoder_tokens_BD", source, gates),
+    ]
 
 
 def parameters(shape: ModelShape) -> list[Parameter]:
@@ -208,4 +217,6 @@ T5 = Family(
     names={"huggingface": "lmcore.families.t5.huggingface:ARCHITECTURES"},
     positions=("learned_absolute", "relative"),
     forward_flops_of=_flops_of,
+    stacks=stacks,
+    lengths=lambda config: {"D": decoder_length(config)},
 )

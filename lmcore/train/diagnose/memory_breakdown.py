@@ -18,7 +18,7 @@ from torch import Tensor
 from lmcore.contract.dtype import dtype_name
 from lmcore.contract.torch_device import memory_info
 from lmcore.families.heads.family import CHOICE
-from lmcore.model.family import family_of
+from lmcore.model.family import family_of, stacks_of
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
@@ -245,29 +245,41 @@ def _others(device: Device, stats: MemoryStats | None) -> int | None:
 def activations(plan: RunPlan, runtime: Runtime) -> list[Activation]:
     """Return the large tensors of one micro-batch's forward pass, the largest first.
 
-    Fused kernels keep less: a fused attention has no attention scores, a fused loss no logits.
-    Logits are listed if the family predicts every token; other families' samples tell how many.
+    A model with several stacks has them of each stack, and attention scores of a stack that reads
+    another one.  Fused kernels keep less: a fused attention has no attention scores, a fused loss
+    no logits.  Logits are listed if the family predicts every token of a stack; other families'
+    samples tell how many.
     """
     layout, shape = plan.layout, plan.shape
-    own = shape.narrowed(layout.tensor)
-    family = family_of(shape)
+    own, family, stacks = shape.narrowed(layout.tensor), family_of(shape), stacks_of(shape)
     batch = plan.config.training.micro_batch_size
     if shape.task == CHOICE:
         batch *= shape.num_labels  # a sequence for each choice
-    length = plan.config.model.seq_length // layout.context
-    between = length // layout.tensor if layout.sequence else length
+    lengths = {"S": plan.config.model.seq_length // layout.context}
+    if family.lengths is not None:
+        lengths |= family.lengths(plan.config)
     compute = runtime.precision.compute
     narrow = max(2, getattr(torch, compute).itemsize)
     dtype = compute if narrow == getattr(torch, compute).itemsize else runtime.precision.keep
-    heads = own.num_attention_heads
-    channels = own.ffn_hidden_size * (2 if own.swiglu else 1)
-    kinds = [
-        ("attention scores", (batch, heads, length, length * layout.context), narrow, dtype),
-        ("feed-forward channels", (batch, length, channels), narrow, dtype),
-        ("hidden states", (batch, between, shape.hidden_size), narrow, dtype),
-    ]
-    if family.batch[family.losses[0].weight] == "BS":
-        kinds.append(("logits", (batch * length, own.padded_vocab_size), 4, "float32"))
+    heads, channels = own.num_attention_heads, own.ffn_hidden_size
+    kinds: list[tuple[str, tuple[int, ...], int, str]] = []
+    for stack in stacks:
+        length = lengths[family.batch[stack.tokens][1]]
+        between = length // layout.tensor if layout.sequence else length
+        of_one = {
+            "attention scores": (batch, heads, length, length * layout.context),
+            "feed-forward channels": (batch, length, channels * (2 if stack.gated else 1)),
+            "hidden states": (batch, between, shape.hidden_size),
+        }
+        if stack.reads:
+            read = lengths[family.batch[stack.reads][1]]
+            of_one["cross-attention scores"] = (batch, heads, length, read)
+        for kind, sizes in of_one.items():
+            kinds.append((f"{stack.name} {kind}".lstrip(), sizes, narrow, dtype))
+    targets = family.batch[family.losses[0].weight]
+    if targets[1:] in lengths:
+        tokens = batch * lengths[targets[1:]]
+        kinds.append(("logits", (tokens, own.padded_vocab_size), 4, "float32"))
     found = [
         Activation(name, sizes, math.prod(sizes) * width, of) for name, sizes, width, of in kinds
     ]

@@ -16,6 +16,7 @@ from lmcore.config.derived.model_math import num_query_groups
 from lmcore.config.engine import beyond, offloading
 from lmcore.config.optimizers import optimizer_facts
 from lmcore.contract.torch_device import device_count
+from lmcore.model.family import family_of, stacks_of
 from lmcore.model.training_engine import engine_named
 from lmcore.train.diagnose.memory_breakdown import ROOMY, MemoryUse, in_units
 
@@ -122,7 +123,7 @@ def _recompute(plan: RunPlan, runtime: Runtime) -> Iterator[str]:
     if name in {"none", "selective"}:
         yield "`--recompute full`: only the input of each layer is kept; a third more arithmetic"
     elif name == "full" and placement.method == "block":
-        layers = plan.config.model.num_layers
+        layers = sum(stack.num_layers for stack in stacks_of(plan.shape))
         if placement.num_layers < layers:
             yield f"`--recompute-method uniform`: all {layers} layers are recomputed"
     if name in {"none", "selective", "full"} and runtime.device.pin_memory is not None:
@@ -207,9 +208,12 @@ def _layouts(plan: RunPlan, least: float) -> Iterator[tuple[int, int]]:
     First the sizes of tensor parallelism with the present pipeline, then longer pipelines.
     """
     layout, model = plan.layout, plan.config.model
-    heads, layers = num_query_groups(model), model.num_layers
+    heads, stacks = num_query_groups(model), [one.num_layers for one in stacks_of(plan.shape)]
+    fewest = min(stacks) if len(stacks) > 1 else 0  # each has half of the stages
+    layers = 2 * fewest or stacks[0]
     stages = [size for size in range(layout.pipeline, layers + 1) if layers % size == 0]
-    if layout.pipeline > 1 or not plan.config.parallel.by_layout:
+    no_others = not family_of(plan.shape).pipelines
+    if layout.pipeline > 1 or not plan.config.parallel.by_layout or no_others:
         stages = [layout.pipeline]  # its schedule and its split stay
     for pipeline in stages or [layout.pipeline]:
         tensor = layout.tensor

@@ -14,7 +14,7 @@ import torch
 from lmcore.base.errors import counted
 from lmcore.config.derived.model_math import num_query_groups
 from lmcore.data.indexed.metadata import read_metadata
-from lmcore.model.family import family_of
+from lmcore.model.family import family_of, layers_in_words
 from lmcore.parallel.pipeline_split import stages_in_words
 from lmcore.train.compilation import compiles_blocks
 from lmcore.train.diagnose.memory_breakdown import in_units
@@ -63,7 +63,7 @@ def announcement(
     model = plan.config.model
     yield (
         f"model     {family_of(plan.shape).name}, {plan.parameter_count:,} parameters: "
-        f"{counted(model.num_layers, 'layer')}, hidden {model.hidden_size}, {_heads(model)}, "
+        f"{layers_in_words(plan.shape)}, hidden {model.hidden_size}, {_heads(model)}, "
         f"vocabulary {plan.vocab_size} padded to {plan.padded_vocab_size}"
     )
     yield f"data      {datasets.title}: {_training_data(plan, datasets)}"

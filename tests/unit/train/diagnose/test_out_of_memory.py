@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from lmcore.base.errors import ConfigError, RunError
 from lmcore.config.derived.layout import ParallelLayout
@@ -20,6 +23,7 @@ from lmcore.config.validate import validate
 from lmcore.contract.memory_stats import MemoryStats
 from lmcore.contract.recompute import full_policy, selective_policy
 from lmcore.data.loading.loader import BatchLoader
+from lmcore.model.family import layers_in_words
 from lmcore.optim.optimizer import ParameterGroup
 from lmcore.parallel.parallel_model import ParallelModel
 from lmcore.train.diagnose.memory_breakdown import (
@@ -188,6 +192,85 @@ def test_activations_of_other_losses(
     assert "logits" not in found
     assert found["attention scores"] == (sequences, 2, 16, 16)
     assert found["hidden states"] == (sequences, 16, 16)
+
+
+T5_FLAGS = (
+    "--model-family t5 --decoder-num-layers 3 --decoder-seq-length 10 --position-embedding-type "
+    "relative --t5-feed-forward gated-gelu --mask-prob 0.1"
+)
+
+
+class Shapes(TorchDispatchMode):
+    """Sizes of the results of all ops."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: set[tuple[int, ...]] = set()
+
+    def __torch_dispatch__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.found |= {tuple(x.shape) for x in tree_leaves(out) if isinstance(x, torch.Tensor)}
+        return out
+
+
+def test_activations_of_two_stacks(make_plan: Any, make_state: Any, runtime: Any) -> None:
+    """Encoder and decoder have their own lengths: the pass itself has tensors of these sizes."""
+    plan = make_plan(T5_FLAGS)
+    state = make_state(plan)
+    source, answer = (torch.zeros(4, size, dtype=torch.int64) for size in (16, 10))
+    batch = {"tokens_BS": source, "padding_BS": source > 0, "decoder_tokens_BD": answer}
+    with Shapes() as shapes, sdpa_kernel(SDPBackend.MATH):
+        state.model.loss(**batch, targets_BD=answer, loss_weight_BD=torch.ones(4, 10))
+    found = {one.name: one.shape for one in activations(plan, runtime)}
+    assert found == {
+        "encoder attention scores": (4, 2, 16, 16),
+        "encoder feed-forward channels": (4, 16, 128),
+        "encoder hidden states": (4, 16, 16),
+        "decoder attention scores": (4, 2, 10, 10),
+        "decoder cross-attention scores": (4, 2, 10, 16),
+        "decoder feed-forward channels": (4, 10, 128),
+        "decoder hidden states": (4, 10, 16),
+        "logits": (4 * 10, 264),
+    }
+    assert set(found.values()) <= shapes.found
+    assert "2 encoder and 3 decoder layers" in layers_in_words(plan.shape)
+
+
+def test_activations_of_two_encoders(make_plan: Any, make_state: Any, runtime: Any) -> None:
+    """Questions and blocks have as many tokens; no pipeline is proposed for their encoders."""
+    plan = make_plan("--model-family ict")
+    state = make_state(plan)
+    tokens = torch.zeros(4, 16, dtype=torch.int64)
+    texts = {"query_BS": tokens, "block_BS": tokens}
+    padding = {"query_padding_BS": tokens > 0, "block_padding_BS": tokens > 0}
+    with Shapes() as shapes, sdpa_kernel(SDPBackend.MATH):
+        state.model.loss(**texts, **padding, query_weight_B=torch.ones(4))
+    found = {one.name: one.shape for one in activations(plan, runtime)}
+    sizes = {"attention scores": (4, 2, 16, 16), "hidden states": (4, 16, 16)}
+    sizes |= {"feed-forward channels": (4, 16, 64)}
+    assert found == {
+        f"{one} {name}": size for one in ("query", "block") for name, size in sizes.items()
+    }
+    assert set(found.values()) <= shapes.found
+    shared = make_plan("--model-family ict --biencoder-shared-query-context-model")
+    assert {one.name for one in activations(shared, runtime)} == set(sizes)
+
+
+def test_hints_for_several_stacks(make_plan: Any, device_of: Any) -> None:
+    """Recomputation counts the layers of all stacks; a pipeline is proposed where there is one."""
+    t5, ict = (make_plan(f"--num-layers 4 {more}") for more in (T5_FLAGS, "--model-family ict"))
+    block = SimpleNamespace(method="block", num_layers=4)
+    runtime = device_of(recompute=full_policy(), placement=block)
+    words = {
+        plan.shape.model_family: "\n".join(remedies(plan, runtime, use_of())) for plan in (t5, ict)
+    }
+    assert "all 7 layers are recomputed" in words["t5"]
+    assert "all 8 layers are recomputed" in words["ict"]
+    small = device_of(MemoryStats(9, 9, 9, total=4 * ict.parameter_count))
+    use = use_of(stats=small.device.memory_stats())
+    assert "--pipeline-model-parallel-size" not in "\n".join(remedies(ict, small, use))
+    gpt = make_plan("--num-layers 4")
+    assert "--pipeline-model-parallel-size" in "\n".join(remedies(gpt, small, use))
 
 
 ASKED = "CHIP out of memory. Tried to allocate 16.00 KiB. Chip 0 has a total of 80 GiB\nmore"

@@ -25,7 +25,7 @@ from lmcore.cli.selection import find_plugins
 from lmcore.config.foreign.generate import GivenModel, serve_flags
 from lmcore.config.option import option, options_of
 from lmcore.config.options.command_line import parse_with_plugins, wants_help
-from lmcore.model.family import family_of
+from lmcore.model.family import family_of, stacks_of
 from lmcore.plugin.registrations import plugin_sections
 from lmcore_serve.key_file import read_keys
 
@@ -333,7 +333,7 @@ def _facts(
     return {
         "family": family_of(shape).name,
         "parameters": loaded.num_parameters,
-        "layers": shape.num_layers,
+        "layers": sum(stack.num_layers for stack in stacks_of(shape)),
         "hidden_size": shape.hidden_size,
         "positions": shape.max_position_embeddings,
         "vocabulary": loaded.tokenizer.vocab_size,
