@@ -81,7 +81,7 @@ def grouped_qkv(name: str, shape: Shape, *, groups: int, queries: int, channels:
         name: Name in the other format.
         shape: Shape of the tensor of lmcore, [(N + 2K) D, ...].
         groups: Heads of keys and values, K.
-        queries: Query heads of each, N/K.
+        queries: Query heads of each, N/K; 0: there are keys and values alone.
         channels: Channels of a head, D.
     """
     rest = shape[1:]

@@ -11,12 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from lmcore.model.megatron_names import MegatronNames
+from lmcore.model.megatron_names import MegatronNames, Stack
 from lmcore.model.shape import ModelShape
 
 __all__ = ["NAMES"]
-
-_MASKED = "masked_head.dense.weight"
 
 
 def _values(args: Mapping[str, Any], sizes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
@@ -90,9 +88,9 @@ NAMES = MegatronNames(
         "order_head": "binary_head",
     },
     older={"lm_head.layernorm": "masked_head.norm"},
-    stack="encoder",
+    stacks={"blocks": Stack("encoder")},
     states=("output_layer",),
-    matches=lambda sizes: _MASKED in sizes,
+    matches=lambda names: any(name.endswith("lm_head.dense.weight") for name in names),
     values=_values,
     arguments=_arguments,
     flags=_flags,

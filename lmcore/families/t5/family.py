@@ -214,7 +214,10 @@ T5 = Family(
         "t5_head_bias": True,
     },
     rules=rules,
-    names={"huggingface": "lmcore.families.t5.huggingface:ARCHITECTURES"},
+    names={
+        "huggingface": "lmcore.families.t5.huggingface:ARCHITECTURES",
+        "megatron": "lmcore.families.t5.megatron:NAMES",
+    },
     positions=("learned_absolute", "relative"),
     forward_flops_of=_flops_of,
     stacks=stacks,

@@ -7,12 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lmcore.base.errors import CheckpointArgumentError
-from lmcore.conversion.megatron.parameters.names import EMBEDDING, HEAD, TIED, foreign_name
+from lmcore.conversion.megatron.parameters.names import (
+    EMBEDDING,
+    HEAD,
+    TIED,
+    foreign_name,
+    stack_of,
+)
 from lmcore.model.family import parameter_shapes
 from lmcore.model.megatron_names import MegatronNames, names_for
 from lmcore.model.shape import ModelShape
 
-__all__ = ["Layout", "in_order", "outside_layers"]
+__all__ = ["Layout", "in_layers", "last_stack", "outside_layers"]
 
 _COPY = "word_embeddings_for_head.weight"
 """Name of the copy of a tied token embedding before megatron-core."""
@@ -21,6 +27,10 @@ _ORDER = {
         "attention.output",
         "attention_norm",
         "attention.qkv",
+        "cross_attention_norm",
+        "cross_attention.output",
+        "cross_attention.query",
+        "cross_attention.key_value",
         "feed_forward_norm",
         "feed_forward.up",
         "feed_forward.down",
@@ -29,6 +39,10 @@ _ORDER = {
         "attention_norm",
         "attention.output",
         "attention.qkv",
+        "cross_attention_norm",
+        "cross_attention.output",
+        "cross_attention.query",
+        "cross_attention.key_value",
         "feed_forward_norm",
         "feed_forward.up",
         "feed_forward.down",
@@ -37,6 +51,10 @@ _ORDER = {
         "attention_norm",
         "attention.qkv",
         "attention.output",
+        "cross_attention_norm",
+        "cross_attention.query",
+        "cross_attention.key_value",
+        "cross_attention.output",
         "feed_forward_norm",
         "feed_forward.up",
         "feed_forward.down",
@@ -84,17 +102,23 @@ class Layout:
             part: Part on the stage.
             style: Set of names, one of `STYLES`.
         """
-        layers = self.layers(shape.num_layers, stage, part)
-        table, names = names_for(shape), list(parameter_shapes(shape))
+        table = names_for(shape)
+        assert table is not None
         before, after = outside_layers(shape, style, copy=shape.tied and self.pipeline > 1)
         found: list[tuple[str, str]] = []
         if stage == part == 0:
             found += [(foreign_name(name, style, table), name) for name in before]
-        for number, layer in enumerate(layers):
-            prefix = f"blocks.{layer}."
-            for name in in_order([name for name in names if name.startswith(prefix)], style):
-                local = f"blocks.{number}.{name.removeprefix(prefix)}"
-                found.append((foreign_name(local, style, table), name))
+        for key, (count, names) in in_layers(shape, style).items():
+            layers = self.layers(count, stage, part)
+            for name in names:
+                layer, _, inside = name.removeprefix(f"{key}.").partition(".")
+                if int(layer) in layers:
+                    local = f"{key}.{int(layer) - layers.start}.{inside}"
+                    found.append((foreign_name(local, style, table), name))
+            if key != last_stack(table):
+                norm = [name for name in after if name.startswith(f"{table.stacks[key].norm}.")]
+                found += [(foreign_name(name, style, table), name) for name in norm]
+                after = [name for name in after if name not in norm]
         if stage == self.pipeline - 1 and part == self.virtual - 1:
             for name in after:
                 foreign = foreign_name(HEAD if name == TIED else name, style, table)
@@ -109,6 +133,13 @@ class Layout:
                 "the checkpoint cannot be written in this layout",
                 why="a virtual pipeline needs several stages",
                 hint="add `--pipeline-model-parallel-size`",
+            )
+        names = names_for(shape)
+        if names is not None and len(names.stacks) > 1 and self.pipeline > 1:
+            raise CheckpointArgumentError(
+                "the checkpoint cannot be written in this layout",
+                why="a model with several stacks of layers is written for one stage",
+                hint="leave `--pipeline-model-parallel-size` out",
             )
         for what, count, size in (
             ("attention heads", shape.num_attention_heads, self.tensor),
@@ -137,15 +168,30 @@ def _possible(shape: ModelShape, *, stages: bool) -> str:
     return f"`{flag}`{parts} can be {listed}"
 
 
-def in_order(names: Sequence[str], style: str) -> list[str]:
-    """Return the parameters of layers in the order in which Megatron's layers make them.
+def in_layers(shape: ModelShape, style: str) -> dict[str, tuple[int, list[str]]]:
+    """Return the number of layers and the parameters of each stack, as Megatron makes them.
 
     Args:
-        names: Names in lmcore of parameters of layers.
+        shape: Shape of the model.
         style: Set of names, one of `STYLES`.
     """
-    order = _ORDER[style]
-    return sorted(names, key=lambda name: (int(name.split(".")[1]), order.index(_module(name))))
+    table, order = names_for(shape), _ORDER[style]
+    assert table is not None
+    found: dict[str, list[tuple[int, int, str]]] = {stack: [] for stack in table.stacks}
+    for name in parameter_shapes(shape):
+        if (place := stack_of(name, table)) is not None:
+            stack, layer, inside = place
+            found[stack].append((layer, order.index(_module(inside)), name))
+    return {
+        stack: (1 + max(held)[0], [name for _, _, name in sorted(held, key=lambda one: one[:2])])
+        for stack, held in found.items()
+        if held
+    }
+
+
+def last_stack(names: MegatronNames) -> str:
+    """Return the beginning of lmcore's names of the last stack of a family."""
+    return next(reversed(names.stacks))
 
 
 def outside_layers(shape: ModelShape, style: str, *, copy: bool) -> tuple[list[str], list[str]]:
@@ -158,11 +204,12 @@ def outside_layers(shape: ModelShape, style: str, *, copy: bool) -> tuple[list[s
     """
     table, names = names_for(shape), list(parameter_shapes(shape))
     assert table is not None
-    first = next(place for place, name in enumerate(names) if name.startswith("blocks."))
-    after = [name for name in names[first:] if not name.startswith("blocks.")]
-    after += [HEAD] if copy else []
-    before, after = (_as_listed(part, table, style) for part in (names[:first], after))
-    return before, [TIED if copy and name == HEAD else name for name in after]
+    outside = [name for name in names if stack_of(name, table) is None]
+    outside = _as_listed([*outside, *([HEAD] if copy else [])], table, style)
+    norm = next(iter(table.stacks.values())).norm
+    first = next(place for place, name in enumerate(outside) if name.startswith(f"{norm}."))
+    after = [TIED if copy and name == HEAD else name for name in outside[first:]]
+    return outside[:first], after
 
 
 def _as_listed(names: Sequence[str], table: MegatronNames, style: str) -> list[str]:
@@ -174,6 +221,5 @@ def _as_listed(names: Sequence[str], table: MegatronNames, style: str) -> list[s
 
 
 def _module(name: str) -> str:
-    """Return the module of a layer's parameter, such as `attention.qkv`."""
-    inside = name.split(".", 2)[2]
-    return inside.removesuffix("_bias") if inside.endswith("_bias") else inside.rpartition(".")[0]
+    """Return the module of a parameter by its name in the layer, such as `attention.qkv`."""
+    return name.removesuffix("_bias") if name.endswith("_bias") else name.rpartition(".")[0]

@@ -6,10 +6,11 @@ and values, D channels of a head, T ranks.
 parameter | on each rank
 --- | ---
 embeddings | V/T rows
+`cross_attention.key_value` | K/T heads of keys and values, each as 2 D rows: key, value
 `attention.qkv` | K/T heads of keys and values, each as (N/K + 2) D rows: queries, key, value
-`feed_forward.up` | F/T rows; SwiGLU: F/T rows of the gate, then F/T rows of the other projection
+`feed_forward.up` | F/T rows; with a gate: its F/T rows, then F/T rows of the other projection
 `attention.output.weight`, `feed_forward.down.weight` | columns
-norms, positions, biases of the two above | all of it
+norms, positions, biases of distances, biases of the two above | all of it
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from lmcore.model.shape import ModelShape
 
 __all__ = ["Packing", "require_order"]
 
+_CROSSED = ".cross_attention.key_value."
+_OF_DISTANCES = ("encoder_bias.weight", "decoder_bias.weight")
 _OLDEST, _OLD = 0.0, 1.0
 """Checkpoint versions whose rows of queries, keys and values have another order."""
 
@@ -69,7 +72,8 @@ class Packing:
     def split_dim(self, name: str) -> int | None:
         """Return the dim along which a parameter is split; None if every rank has all of it."""
         split = self._table[name].split
-        return None if split is None else split.dim
+        # A bias for each head, [groups of distances, N], is computed on every rank and then split.
+        return None if split is None or name.endswith(_OF_DISTANCES) else split.dim
 
     def replica_notes(self, parts: Mapping[str, Sequence[Tensor]], kind: str = WEIGHT) -> list[str]:
         """Return a note that names parameters whose replicas on the ranks have different values.
@@ -99,11 +103,12 @@ class Packing:
         dim = self.split_dim(name)
         if dim is None:
             return parts[0]
-        if ".feed_forward.up" in name and self.shape.swiglu:
+        if self._gated(name):
             halves = [part.chunk(2) for part in parts]
             return torch.cat([half[side] for side in (0, 1) for half in halves])
-        if ".attention.qkv." in name:
-            return self._qkv(name).join([torch.cat([self._ordered(part) for part in parts])])
+        if (recipe := self._packed(name)) is not None:
+            kinds = 2 if _CROSSED in name else 3
+            return recipe.join([torch.cat([self._ordered(part, kinds) for part in parts])])
         return torch.cat(list(parts), dim) if len(parts) > 1 else parts[0]
 
     def split(self, name: str, tensor: Tensor) -> list[Tensor]:
@@ -116,35 +121,45 @@ class Packing:
         dim = self.split_dim(name)
         if dim is None:
             return [tensor] * self.ranks
-        if ".feed_forward.up" in name and self.shape.swiglu:
+        if self._gated(name):
             gate, up = (half.chunk(self.ranks) for half in tensor.chunk(2))
             return [torch.cat(pair) for pair in zip(gate, up, strict=True)]
-        if ".attention.qkv." in name:
-            tensor = self._qkv(name).split(tensor)[0]
+        if (recipe := self._packed(name)) is not None:
+            tensor = recipe.split(tensor)[0]
         return list(tensor.chunk(self.ranks, dim))
 
-    def _qkv(self, name: str) -> Recipe:
+    def _gated(self, name: str) -> bool:
+        """Return True if a parameter has the rows of a gate and of another projection."""
+        split = self._table[name].split
+        return ".feed_forward.up" in name and split is not None and len(split.groups) > 1
+
+    def _packed(self, name: str) -> Recipe | None:
+        """Return the recipe of packed keys and values, with queries or without; None of others."""
+        if _CROSSED not in name and ".attention.qkv." not in name:
+            return None
         shape = self.shape
         return grouped_qkv(
             name,
             self._table[name].shape,
             groups=shape.num_query_groups,
-            queries=shape.num_attention_heads // shape.num_query_groups,
+            queries=(
+                0 if _CROSSED in name else shape.num_attention_heads // shape.num_query_groups
+            ),
             channels=shape.head_dim,
         )
 
-    def _ordered(self, part: Tensor) -> Tensor:
+    def _ordered(self, part: Tensor, kinds: int) -> Tensor:
         """Return one rank's queries, keys and values by head, from the order of the version.
 
         Version 0 has all queries, all keys, all values of the rank; version 1 has, for each
-        channel of each head, its query, its key and its value.
+        channel of each head, its query, its key and its value.  Of two kinds there are no queries.
         """
         heads, channels = self.shape.num_attention_heads // self.ranks, self.shape.head_dim
         if self.version == _OLDEST:
-            by_kind = part.reshape(3, heads, channels, *part.shape[1:])
+            by_kind = part.reshape(kinds, heads, channels, *part.shape[1:])
             return by_kind.transpose(0, 1).reshape(part.shape)
         if self.version == _OLD:
-            by_channel = part.reshape(heads, channels, 3, *part.shape[1:])
+            by_channel = part.reshape(heads, channels, kinds, *part.shape[1:])
             return by_channel.transpose(1, 2).reshape(part.shape)
         return part
 

@@ -10,7 +10,16 @@ from torch import Tensor
 
 from lmcore.base.errors import CheckpointError
 from lmcore.conversion.foreign_pickle.records import Record, load_content, values_of
-from lmcore.conversion.megatron.parameters.names import EMBEDDING, HEAD, TIED, UNUSED, parameter_of
+from lmcore.conversion.megatron.parameters.names import (
+    EMBEDDING,
+    HEAD,
+    TIED,
+    UNUSED,
+    parameter_of,
+    stack_of,
+)
+from lmcore.conversion.unread import same_values
+from lmcore.model.megatron_names import MegatronNames
 
 __all__ = ["Part", "RankFile", "flat_tensors"]
 
@@ -33,11 +42,20 @@ class Part:
         copies: Weights of a tied output layer by their names in the file.
         buffers: Values that a model computes by itself, by their names in the file.
         surplus: Names in the file that no model of lmcore has.
-        layers: Number of layers.
+        layers: Number of layers, of the longest stack.
         first_layer: Number of the first one in the whole model.
     """
 
-    def __init__(self, path: Path, content: object, *, swiglu: bool, tied: bool) -> None:
+    def __init__(
+        self,
+        path: Path,
+        tensors: Sequence[tuple[str, Tensor]],
+        names: MegatronNames,
+        *,
+        swiglu: bool,
+        tied: bool,
+    ) -> None:
+        self._names = names
         self.tensors: dict[str, Tensor] = {}
         self.order: list[tuple[str, Tensor]] = []
         self.foreign: dict[str, str] = {}
@@ -45,8 +63,8 @@ class Part:
         self.buffers: dict[str, Tensor] = {}
         self.surplus: list[str] = []
         self.first_layer = 0
-        for name, tensor in sorted(flat_tensors(path, content), key=_place):
-            ours = parameter_of(name, swiglu=swiglu)
+        for name, tensor in sorted(tensors, key=_place):
+            ours = parameter_of(name, swiglu=swiglu, names=names)
             if tied and ours == HEAD:
                 ours = TIED
             if ours == UNUSED:
@@ -55,6 +73,8 @@ class Part:
             if ours is None or (ours == TIED and not tied):
                 self.surplus.append(name)
                 continue
+            if ours in self.tensors and same_values(tensor, self.tensors[ours]):
+                continue  # a module that Megatron has under two names
             self.order.append((ours, tensor))
             if ours == TIED:
                 self.copies[name] = tensor
@@ -65,13 +85,17 @@ class Part:
                     why=f"`{self.foreign[ours]}` and `{name}` are the same",
                 )
             self.tensors[ours], self.foreign[ours] = tensor, name
-        numbers = {int(name.split(".")[1]) for name in self.tensors if name.startswith("blocks.")}
-        if numbers != set(range(len(numbers))):
-            raise CheckpointError(
-                f"`{path}` does not have all of its layers",
-                why=f"layers {sorted(numbers)[:50]} are there",
-            )
-        self.layers = len(numbers)
+        held: dict[str, set[int]] = {}
+        for name in self.tensors:
+            if (place := stack_of(name, names)) is not None:
+                held.setdefault(place[0], set()).add(place[1])
+        for numbers in held.values():
+            if numbers != set(range(len(numbers))):
+                raise CheckpointError(
+                    f"`{path}` does not have all of its layers",
+                    why=f"layers {sorted(numbers)[:50]} are there",
+                )
+        self.layers = max(map(len, held.values()), default=0)
 
     def take_copy(self) -> None:
         """Take the weight of the tied output layer as the token embedding, which is missing."""
@@ -82,10 +106,11 @@ class Part:
 
     def global_name(self, name: str) -> str:
         """Return a name with the number of its layer in the whole model."""
-        if not name.startswith("blocks."):
+        place = stack_of(name, self._names)
+        if place is None:
             return name
-        _, layer, inside = name.split(".", 2)
-        return f"blocks.{self.first_layer + int(layer)}.{inside}"
+        stack, layer, inside = place
+        return f"{stack}.{self.first_layer + layer}.{inside}"
 
     def global_names(self) -> Sequence[tuple[str, str]]:
         """Return the name in the whole model and the name in this part of each tensor."""
@@ -108,7 +133,7 @@ class RankFile:
         args: Arguments of the run that wrote it.
         version: Version of the checkpoint.
         iteration: Number of steps done; None if the file does not say.
-        parts: Parts of the model.
+        parts: Parts of the model; empty before `open_parts`.
     """
 
     def __init__(self, path: Path, *, compare: bool = True) -> None:
@@ -131,15 +156,34 @@ class RankFile:
         self.version = float(version)
         iteration = self.content.get("iteration", args.get("iteration"))
         self.iteration = iteration if type(iteration) is int and iteration >= 0 else None
-        swiglu = bool(args.get("swiglu"))
-        tied = not args.get("untie_embeddings_and_output_weights")
         keys = ["model"] if "model" in self.content else []
         while not keys or f"model{len(keys)}" in self.content:
             key = f"model{len(keys)}"
             if key not in self.content:
                 raise CheckpointError(f"`{path}` has no model")
             keys.append(key)
-        self.parts = [Part(path, self.content[key], swiglu=swiglu, tied=tied) for key in keys]
+        self._tensors = [flat_tensors(path, self.content[key]) for key in keys]
+        self.parts: list[Part] = []
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the tensors of all parts in the file."""
+        return [name for part in self._tensors for name, _ in part]
+
+    def open_parts(self, names: MegatronNames) -> None:
+        """Set the parts, with lmcore's names.
+
+        Args:
+            names: Record of the model's family.
+
+        Raises:
+            CheckpointError: The file does not have all of its layers, or a parameter twice.
+        """
+        swiglu = bool(self.args.get("swiglu"))
+        tied = not self.args.get("untie_embeddings_and_output_weights")
+        self.parts = [
+            Part(self.path, tensors, names, swiglu=swiglu, tied=tied) for tensors in self._tensors
+        ]
 
 
 def flat_tensors(path: Path, content: object) -> list[tuple[str, Tensor]]:

@@ -30,6 +30,7 @@ from lmcore.conversion.state import (
 )
 from lmcore.conversion.unread import different_copy, require_computed, same_values
 from lmcore.model.family import parameter_shapes
+from lmcore.model.megatron_names import names_of_tensors
 
 __all__ = ["MegatronState"]
 
@@ -65,6 +66,17 @@ class MegatronState(MegatronCheckpointState):
             ),
         )
         self._require_one_iteration()
+        ranks = [rank for stage in self._files for rank in stage]
+        names = names_of_tensors({name for rank in ranks for name in rank.names})
+        if len(names.stacks) > 1 and files.pipeline_size > 1:
+            raise CheckpointError(
+                f"`{checkpoint}` is of a model with several stacks of layers, in "
+                f"{counted(files.pipeline_size, 'stage')}",
+                why="its stages are read of models with one stack alone",
+                hint="save it by Megatron with `--ckpt-format torch_dist`, which any layout reads",
+            )
+        for rank in ranks:
+            rank.open_parts(names)
         self._number_layers()
         self._name_embedding()
         sizes = {
@@ -72,7 +84,7 @@ class MegatronState(MegatronCheckpointState):
             for _, part in self._all_parts()
             for name, tensor in part.tensors.items()
         }
-        model = read_model(args, checkpoint, self._rows(), sizes)
+        model = read_model(args, checkpoint, self._rows(), sizes, names)
         self._describe(model, args, tensor=files.tensor_size, pipeline=files.pipeline_size)
         version = self._files[0][0].version
         require_order(checkpoint, self.shape, version)

@@ -120,6 +120,9 @@ class _Rank:
         self._state, self._shape, self._layout, self._style = state, shape, layout, style
         self._dtype, self._rank, self._stage = dtype, rank, stage
         self._packing = Packing(shape, layout.tensor)
+        names = names_for(shape)
+        assert names is not None
+        self._names = names
 
     def content(self) -> dict[str, Any]:
         """Return the model by part, and the state of Adam if there is any."""
@@ -132,6 +135,8 @@ class _Rank:
             ):
                 share = {kind: self._share(name, kind) for kind in self._state.kinds}
                 flat[foreign] = cast(name, share[WEIGHT], self._dtype)
+                if (second := self._names.second_name(foreign)) is not None:
+                    flat[second] = flat[foreign]
                 shares.append(share)
             key = "model" if self._layout.virtual == 1 else f"model{part}"
             found[key] = nested(flat) if self._style == "legacy" else flat

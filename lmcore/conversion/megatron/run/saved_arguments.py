@@ -15,8 +15,9 @@ from lmcore.base.errors import CheckpointError
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.conversion.foreign_pickle.records import Record
 from lmcore.conversion.state import TRAINING_OPTIONS, TokenizerNote, known_settings
+from lmcore.families.gpt.megatron import NAMES as GPT_NAMES
 from lmcore.families.saved_shape import is_number, read_shape
-from lmcore.model.megatron_names import names_of_tensors
+from lmcore.model.megatron_names import MegatronNames
 from lmcore.model.shape import ModelShape
 
 __all__ = ["MegatronModel", "read_model", "require_known", "saved_layout", "saved_precision"]
@@ -76,6 +77,7 @@ _POSITIONS = {
     "absolute": "learned_absolute",
     "rope": "rope",
     "rotary": "rope",
+    "relative": "relative",
     "none": "none",
     # Values of BigScience's enum, which a file stores instead of its names.
     "1": "rope",
@@ -136,6 +138,7 @@ def read_model(
     checkpoint: Path,
     rows: int,
     sizes: Mapping[str, tuple[int, ...]] = _NO_SIZES,
+    names: MegatronNames = GPT_NAMES,
 ) -> MegatronModel:
     """Return the model that saved arguments describe.
 
@@ -143,14 +146,15 @@ def read_model(
         args: Arguments by their names in Megatron.
         checkpoint: Directory of the checkpoint, for messages.
         rows: Number of rows of the token embedding, over all ranks.
-        sizes: Shape of each tensor by its name in lmcore, which give the family; empty: GPT.
+        sizes: Shape of each tensor by its name in lmcore.
+        names: Record of the model's family.
 
     Raises:
         CheckpointError: An argument is missing, or lmcore does not have the model.
     """
     require_known(args, checkpoint)
     reader = _Reader(args, checkpoint)
-    values = reader.shape_values(rows) | names_of_tensors(sizes).values(args, sizes)
+    values = reader.shape_values(rows) | names.values(args, sizes)
     shape = read_shape(values, checkpoint)
     known = reader.get("true_vocab_size", None)
     usable = type(known) is int and 0 < known <= rows

@@ -23,7 +23,7 @@ from lmcore.conversion.megatron.optimizer.coalesced import ALIGNMENT
 from lmcore.conversion.megatron.optimizer.groups import group_values
 from lmcore.conversion.megatron.optimizer.loss_scale import megatron_loss_scale
 from lmcore.conversion.megatron.optimizer.moments import is_rounded
-from lmcore.conversion.megatron.parameters.layout import in_order, outside_layers
+from lmcore.conversion.megatron.parameters.layout import in_layers, outside_layers
 from lmcore.conversion.megatron.parameters.names import EMBEDDING, TIED
 from lmcore.conversion.megatron.parameters.packing import Packing
 from lmcore.conversion.megatron.torch_dist.stored_tensors import StoredTensors
@@ -199,10 +199,10 @@ class BucketState:
 
     def _units(self, shape: ModelShape, order: str, stages: int) -> list[Parameters]:
         """Return the groups of parameters that no part divides, in the order of the model."""
-        inside = [name for name in parameter_shapes(shape) if name.startswith("blocks.")]
         layers: dict[str, list[str]] = {}
-        for name in in_order(inside, order):
-            layers.setdefault(name.split(".")[1], []).append(name)
+        for _, names in in_layers(shape, order).values():
+            for name in names:
+                layers.setdefault(name.split(".")[1], []).append(name)
         before, after = outside_layers(shape, order, copy=shape.tied and stages > 1)
         # The last norm is a part of the layers' stack, the heads are not.
         norm = [name for name in after if name.startswith("final_norm")]

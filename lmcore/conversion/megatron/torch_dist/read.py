@@ -29,7 +29,14 @@ from lmcore.conversion.megatron.optimizer.moments import (
     other_optimizer,
     require_rounded,
 )
-from lmcore.conversion.megatron.parameters.names import EMBEDDING, HEAD, TIED, UNUSED, parameter_of
+from lmcore.conversion.megatron.parameters.names import (
+    EMBEDDING,
+    HEAD,
+    TIED,
+    UNUSED,
+    parameter_of,
+    stack_of,
+)
 from lmcore.conversion.megatron.parameters.packing import Packing
 from lmcore.conversion.megatron.run.saved_arguments import read_model
 from lmcore.conversion.megatron.run.schedule import SavedSchedule, read_schedule
@@ -44,10 +51,11 @@ from lmcore.conversion.state import (
     require_no_problems,
 )
 from lmcore.conversion.unread import different_copy, require_computed, same_values
+from lmcore.model.megatron_names import names_of_tensors
 
 __all__ = ["DistributedState"]
 
-_STACKED = re.compile(r"^((?:module\.)*(?:encoder|decoder)\.layers\.)(?!\d+\.)(.+)$")
+_STACKED = re.compile(r"^((?:module\.)*(encoder|decoder)\.layers\.)(?!\d+\.)(.+)$")
 _OPTIMIZER = re.compile(r"^optimizer\.state\.(fp32_param|param|exp_avg|exp_avg_sq)\.(.+)$")
 _KINDS = {"fp32_param": WEIGHT, "param": WEIGHT, "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
 _COPIES = (TIED, HEAD)
@@ -93,8 +101,8 @@ class DistributedState(MegatronCheckpointState):
             )
         self._stored = StoredTensors(checkpoint, compare=compare)
         self._entries = self._stored.entries
-        layers = args.get("num_layers")
-        self._layers = layers if type(layers) is int and 0 < layers <= _MOST_LAYERS else 0
+        self._names = names_of_tensors(self._entries.keys())
+        self._counts = self._layers_of_stacks(args)
         self._swiglu = bool(args.get("swiglu"))
         problems, stored = self._named()
         names = (EMBEDDING, *_COPIES)
@@ -102,7 +110,8 @@ class DistributedState(MegatronCheckpointState):
         if embedding is None or len(self._entries[embedding.name].shape) != 2:
             raise CheckpointError(f"`{checkpoint}` has no token embedding")
         sizes = {name: self._entries[one.names[0]].shape for name, one in stored[WEIGHT].items()}
-        model = read_model(args, checkpoint, self._entries[embedding.name].shape[0], sizes)
+        rows = self._entries[embedding.name].shape[0]
+        model = read_model(args, checkpoint, rows, sizes, self._names)
         self._describe(model, args)
         self._packing = Packing(self.shape, 1)
         self._compare_copies(stored[WEIGHT])
@@ -118,6 +127,8 @@ class DistributedState(MegatronCheckpointState):
         other = None if weights_only or not self._has_optimizer() else other_optimizer(args)
         if other is not None:
             self._leave_adam_out(f"it is that of `{other}`")
+        elif not weights_only and len(self._names.stacks) > 1 and self._is_bucketed():
+            self._leave_adam_out("it is distributed, of a model with several stacks of layers")
         elif not weights_only and has_buckets(self._stored):
             self._buckets = BucketState(self._stored, self.shape, args, self._weight)
             self.kinds = (WEIGHT, *ADAM)
@@ -197,7 +208,7 @@ class DistributedState(MegatronCheckpointState):
             halves = bare != stored and all(bare + half in self._entries for half in _HALVES)
             place = bare if halves else stored
             for foreign, layer in self._layers_of(name[:-2] if halves else name):
-                ours = parameter_of(foreign, swiglu=self._swiglu)
+                ours = parameter_of(foreign, swiglu=self._swiglu, names=self._names)
                 if ours == UNUSED:
                     self._buffers_of_model.append(_Stored(place, layer, halves))
                     continue
@@ -208,7 +219,7 @@ class DistributedState(MegatronCheckpointState):
                 other = found[kind].setdefault(ours, one)
                 if other.name != place and kind == "main" and match is not None:
                     self._other_mains[ours] = one  # under the name of another optimizer
-                elif other.name != place:
+                elif other.name != place and not same_values(self._whole(one), self._whole(other)):
                     problems.append(f"`{stored}` and `{other.name}` are the same parameter")
                     break
         return problems, found
@@ -218,7 +229,24 @@ class DistributedState(MegatronCheckpointState):
         match = _STACKED.match(name)
         if match is None:
             return [(name, None)]
-        return [(f"{match[1]}{layer}.{match[2]}", layer) for layer in range(self._layers)]
+        only = next(iter(self._counts.values()))  # a model with one stack may name it otherwise
+        layers = range(self._counts.get(match[2], only))
+        return [(f"{match[1]}{layer}.{match[3]}", layer) for layer in layers]
+
+    def _layers_of_stacks(self, args: Mapping[str, Any]) -> dict[str, int]:
+        """Return the number of layers of each stack by its name in the files."""
+        found = {}
+        for stack in self._names.stacks.values():
+            layers = args.get(f"{stack.core}_num_layers") if len(self._names.stacks) > 1 else None
+            layers = args.get("num_layers") if layers is None else layers
+            known = type(layers) is int and 0 < layers <= _MOST_LAYERS
+            found[stack.core] = layers if known else 0
+        return found
+
+    def _stacked(self, name: str) -> int:
+        """Return the number of layers of the stack that a parameter is in."""
+        place = stack_of(name, self._names)
+        return self._counts[self._names.stacks[place[0]].core] if place is not None else 0
 
     def _unfit(self, stored: Mapping[str, _Stored], *, complete: bool) -> list[str]:
         """Return the tensors that are missing or surplus, or have another shape or dtype."""
@@ -232,7 +260,7 @@ class DistributedState(MegatronCheckpointState):
                 problems += [f"`{name}` is missing"] if complete else []
                 continue
             wanted = (expected[0] // len(place.names), *expected[1:])
-            wanted = wanted if place.layer is None else (self._layers, *wanted)
+            wanted = wanted if place.layer is None else (self._stacked(name), *wanted)
             for one in place.names:
                 entry = self._entries[one]
                 if entry.shape != wanted:
@@ -270,6 +298,9 @@ class DistributedState(MegatronCheckpointState):
         except UnreadOptimizer as reason:
             self._leave_adam_out(str(reason))
 
+    def _is_bucketed(self) -> bool:
+        return has_buckets(self._stored) or has_gathered(self._stored)
+
     def _has_optimizer(self) -> bool:
         held = (*self._entries, *self._stored.objects)
         return any(name.startswith(("optimizer.", "chained_")) for name in held)
@@ -290,7 +321,7 @@ class DistributedState(MegatronCheckpointState):
             for name, place in places.items():
                 size = self.parameters.get(name, ())
                 stored = self._entries[place.names[0]].shape
-                wanted = size if place.layer is None else (self._layers, *size)
+                wanted = size if place.layer is None else (self._stacked(name), *size)
                 same = math.prod(stored) * len(place.names) == math.prod(wanted)
                 if same and len(stored) != len(wanted):
                     return True

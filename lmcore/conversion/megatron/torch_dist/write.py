@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,8 +33,13 @@ from lmcore.conversion.megatron.directory import (
 )
 from lmcore.conversion.megatron.optimizer.groups import group_contents, updates
 from lmcore.conversion.megatron.optimizer.loss_scale import grad_scaler
-from lmcore.conversion.megatron.parameters.layout import Layout
-from lmcore.conversion.megatron.parameters.names import STYLES, foreign_name, require_names
+from lmcore.conversion.megatron.parameters.layout import Layout, in_layers
+from lmcore.conversion.megatron.parameters.names import (
+    STYLES,
+    foreign_name,
+    require_names,
+    stack_of,
+)
 from lmcore.conversion.megatron.parameters.packing import Packing
 from lmcore.conversion.megatron.parameters.vocabulary import padded_parts, padded_shape
 from lmcore.conversion.megatron.run.schedule import schedule_content
@@ -57,6 +63,13 @@ _STATES = (
     "self_attention.linear_qkv",
     "mlp.linear_fc1",
     "mlp.linear_fc2",
+)
+_CROSSED_STATES = (
+    *_STATES,
+    "cross_attention.core_attention",
+    "cross_attention.linear_proj",
+    "cross_attention.linear_q",
+    "cross_attention.linear_kv",
 )
 """Modules of a layer for which Megatron looks for a state beside the weights; here it is empty."""
 
@@ -113,19 +126,20 @@ def write_distributed(
     layout.check(state.shape)
     shape = padded_shape(state, layout.tensor)
     packing = Packing(shape, 1)
+    counts = {stack: count for stack, (count, _) in in_layers(shape, "core").items()}
     checkpoint = directory / directory_name(state)
     checkpoint.mkdir(parents=True)
     members = {f"{one.prefixes[0]}{one.name}": one for one in _members(state, dtype)}
     pieces: dict[str, TensorEntry] = {}
     tensors: dict[str, TensorEntry] = {}
     for key, one in members.items():
-        foreign, layer = _place(one.name, names)
+        foreign, layer, count = _place(one.name, names, counts)
         size = packing.part_shape(one.name)
         stacked = layer is not None
         pieces[key] = TensorEntry(dtype_name(one.dtype), (1, *size) if stacked else size)
-        whole = (shape.num_layers, *size) if stacked else size
-        for prefix in one.prefixes:
-            tensors[prefix + foreign] = TensorEntry(dtype_name(one.dtype), whole)
+        whole = (count, *size) if stacked else size
+        for stored_as in _stored_names(one, foreign, names):
+            tensors[stored_as] = TensorEntry(dtype_name(one.dtype), whole)
 
     def read(key: str) -> Tensor:
         one = members[key]
@@ -139,11 +153,12 @@ def write_distributed(
     written = write_streamed(checkpoint, chunks, pieces, read, checksums=True)
     stored = []
     for key, found in zip(chunks, written.ranges, strict=True):
-        foreign, layer = _place(members[key].name, names)
+        foreign, layer, _ = _place(members[key].name, names, counts)
         offset = zeros[key] if layer is None else (layer, *zeros[key][1:])
         bounds = ChunkBounds(offset, pieces[key].shape)
-        stored += [(prefix + foreign, bounds, found) for prefix in members[key].prefixes]
-    write_index(checkpoint, tensors, stored, _write_objects(checkpoint, names, shape.num_layers))
+        listed = _stored_names(members[key], foreign, names)
+        stored += [(stored_as, bounds, found) for stored_as in listed]
+    write_index(checkpoint, tensors, stored, _write_objects(checkpoint, names, counts))
     progress = state.progress
     optimizer = len(state.kinds) > 1
     content = {
@@ -193,26 +208,45 @@ def _optimizer_content(
     return {"optimizer": content, "content_metadata": {**sharding, "singleton_local_shards": False}}
 
 
-def _place(name: str, names: MegatronNames) -> tuple[str, int | None]:
-    """Return the name of a parameter in the files, and its number in a stack of layers."""
-    foreign = foreign_name(name, "core", names)
-    layers = f"{names.stack}.layers."
-    if not foreign.startswith(layers):
-        return foreign, None
-    layer, _, inside = foreign.removeprefix(layers).partition(".")
-    return f"{layers}{inside}", int(layer)
+def _place(
+    name: str, names: MegatronNames, counts: Mapping[str, int]
+) -> tuple[str, int | None, int]:
+    """Return the name of a parameter in the files, its number in a stack, and the stack's layers.
+
+    Args:
+        name: Name in lmcore.
+        names: Record of the model's family.
+        counts: Number of layers of each stack.
+    """
+    foreign, place = foreign_name(name, "core", names), stack_of(name, names)
+    if place is None:
+        return foreign, None, 0
+    stack, layer, _ = place
+    layers = f"{names.stacks[stack].core}.layers."
+    inside = foreign.removeprefix(layers).partition(".")[2]
+    return f"{layers}{inside}", layer, counts[stack]
 
 
-def _write_objects(checkpoint: Path, names: MegatronNames, layers: int) -> dict[str, ByteRange]:
+def _stored_names(one: _Stored, foreign: str, names: MegatronNames) -> list[str]:
+    """Return all names of a tensor in the files; a weight of the model may have two."""
+    found = [prefix + foreign for prefix in one.prefixes]
+    second = names.second_name(foreign)
+    return [*found, second] if second is not None and "" in one.prefixes else found
+
+
+def _write_objects(
+    checkpoint: Path, names: MegatronNames, counts: Mapping[str, int]
+) -> dict[str, ByteRange]:
     """Write the empty state of modules and return the bytes of each by its name."""
     stream = io.BytesIO()
     torch.save([None], stream)
     write_atomically(checkpoint / _OBJECTS_NAME, stream.getvalue())
     found = ByteRange(_OBJECTS_NAME, 0, len(stream.getvalue()))
     stacked = [
-        f"{names.stack}.layers.{module}._extra_state/shard_{layer}_{layers}"
-        for module in _STATES
-        for layer in range(layers)
+        f"{stack.core}.layers.{module}._extra_state/shard_{layer}_{counts[key]}"
+        for key, stack in names.stacks.items()
+        for module in (_CROSSED_STATES if stack.crossed else _STATES)
+        for layer in range(counts[key])
     ]
     whole = [f"{module}._extra_state/shard_0_1" for module in names.states]
     return dict.fromkeys([*stacked, *whole], found)
