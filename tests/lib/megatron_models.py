@@ -9,6 +9,7 @@ import torch
 from model_states import RandomState, bert_shape
 
 from lmcore.conversion.state import ADAM, WEIGHT, ModelState, Progress
+from lmcore.model.megatron_names import MegatronNames, names_for
 from lmcore.model.shape import ModelShape
 
 GPT = ModelShape(
@@ -58,8 +59,44 @@ def megatron_bert(**own: Any) -> ModelShape:
     return replace(shape, **sizes, head_dim=4, num_query_groups=4)
 
 
+def megatron_t5(**values: Any) -> ModelShape:
+    """Return the shape of a T5 of Megatron's kind, which tensor parallelism divides.
+
+    Args:
+        values: Other values of the shape, and of T5's own settings.
+    """
+    own = {
+        "decoder_num_layers": 3,
+        "relative_attention_num_buckets": 8,
+        "relative_attention_max_distance": 12,
+        "t5_feed_forward": "gelu",
+        "t5_scaled_attention": True,
+        "t5_scaled_head": False,
+        "t5_head_bias": True,
+    }
+    own |= {name: values.pop(name) for name in list(values) if name in own}
+    further = tuple(sorted(own.items()))
+    return replace(GPT, num_layers=2, model_family="t5", further=further, **values)
+
+
+T5 = megatron_t5()
+RELATIVE_T5 = megatron_t5(
+    decoder_num_layers=0,
+    t5_feed_forward="gated-silu",
+    t5_head_bias=False,
+    position_embedding_type="relative",
+    untie_embeddings_and_output_weights=True,
+    add_bias_linear=False,
+)
 BERT = megatron_bert()
 MASKED_BERT = megatron_bert(bert_binary_head=False, bert_token_types=0)
+
+
+def record(shape: ModelShape) -> MegatronNames:
+    """Return the names of a model's family."""
+    names = names_for(shape)
+    assert names is not None
+    return names
 
 
 class MemoryState(RandomState):

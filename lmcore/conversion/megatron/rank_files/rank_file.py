@@ -85,9 +85,13 @@ class Part:
                     why=f"`{self.foreign[ours]}` and `{name}` are the same",
                 )
             self.tensors[ours], self.foreign[ours] = tensor, name
+        self.layers = self._count_layers(path)
+
+    def _count_layers(self, path: Path) -> int:
+        """Return the number of layers; raise a `CheckpointError` if one is missing."""
         held: dict[str, set[int]] = {}
         for name in self.tensors:
-            if (place := stack_of(name, names)) is not None:
+            if (place := stack_of(name, self._names)) is not None:
                 held.setdefault(place[0], set()).add(place[1])
         for numbers in held.values():
             if numbers != set(range(len(numbers))):
@@ -95,7 +99,7 @@ class Part:
                     f"`{path}` does not have all of its layers",
                     why=f"layers {sorted(numbers)[:50]} are there",
                 )
-        self.layers = max(map(len, held.values()), default=0)
+        return max(map(len, held.values()), default=0)
 
     def take_copy(self) -> None:
         """Take the weight of the tied output layer as the token embedding, which is missing."""

@@ -39,7 +39,12 @@ if TYPE_CHECKING:
 __all__ = ["nested", "write_megatron"]
 
 _WHOLE = Layout()
-_JOINED = ("language_model.encoder", "language_model.pooler", "lm_head")
+_JOINED = (
+    "language_model.encoder",
+    "language_model.decoder",
+    "language_model.pooler",
+    "lm_head",
+)
 _FLAGS = {"core": "", "core-local": " --transformer-impl local", "legacy": " --use-legacy-models"}
 
 

@@ -228,10 +228,10 @@ def _place(
 
 
 def _stored_names(one: _Stored, foreign: str, names: MegatronNames) -> list[str]:
-    """Return all names of a tensor in the files; a weight of the model may have two."""
-    found = [prefix + foreign for prefix in one.prefixes]
+    """Return all names of a tensor in the files."""
     second = names.second_name(foreign)
-    return [*found, second] if second is not None and "" in one.prefixes else found
+    both = (foreign,) if second is None else (foreign, second)
+    return [prefix + name for prefix in one.prefixes for name in both]
 
 
 def _write_objects(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 import torch.distributed as dist
 from suite.selection import peer
 
+from lmcore.families.t5.family import decoder_layers, gated
 from lmcore.model.shape import ModelShape
 
 MakeModel = Callable[..., torch.nn.Module]
@@ -47,11 +49,8 @@ def megatron() -> Iterator[Any]:
 @pytest.fixture
 def core_model(megatron: Any) -> MakeModel:
     """Makes megatron-core's model of a shape, with its local layers."""
-    return lambda shape, **values: (
-        make_core_bert(shape, **values)
-        if shape.model_family == "bert"
-        else make_core_gpt(shape, **values)
-    )
+    makers = {"bert": make_core_bert, "t5": make_core_t5}
+    return lambda shape, **values: makers.get(shape.model_family, make_core_gpt)(shape, **values)
 
 
 def make_core_gpt(shape: ModelShape) -> torch.nn.Module:
@@ -140,3 +139,50 @@ def make_core_bert(shape: ModelShape, *, first: bool = True) -> torch.nn.Module:
 def tanh_gelu(x: torch.Tensor) -> torch.Tensor:
     """Compute GELU in the approximation of Megatron's fused kernel."""
     return torch.nn.functional.gelu(x, approximate="tanh")
+
+
+def make_core_t5(shape: ModelShape) -> torch.nn.Module:
+    """Return megatron-core's T5 of a shape, with its local layers."""
+    from megatron.core.models.T5 import t5_spec
+    from megatron.core.models.T5.t5_model import T5Model
+    from megatron.core.transformer import TransformerConfig
+
+    own, decoder = shape.own, decoder_layers(shape)
+    config = TransformerConfig(
+        num_layers=decoder,
+        hidden_size=shape.hidden_size,
+        num_attention_heads=shape.num_attention_heads,
+        kv_channels=shape.head_dim,
+        ffn_hidden_size=shape.ffn_hidden_size,
+        layernorm_epsilon=shape.layernorm_epsilon,
+        normalization=shape.normalization,
+        gated_linear_unit=gated(shape),
+        activation_func=torch.nn.functional.silu if gated(shape) else tanh_gelu,
+        add_bias_linear=shape.add_bias_linear,
+        use_cpu_initialization=True,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        bias_activation_fusion=False,
+        bias_dropout_fusion=False,
+        masked_softmax_fusion=False,
+        gradient_accumulation_fusion=False,
+        apply_rope_fusion=False,
+    )
+    specs = (
+        t5_spec.get_t5_encoder_with_local_block_spec(shape.num_layers),
+        t5_spec.get_t5_decoder_with_local_block_spec(decoder),
+    )
+    for spec in specs:
+        spec.layer_norm = t5_spec.LNImpl  # theirs is a package's that the CPU does not have
+    return T5Model(
+        config=config,
+        encoder_config=replace(config, num_layers=shape.num_layers),
+        transformer_encoder_layer_spec=specs[0],
+        transformer_decoder_layer_spec=specs[1],
+        vocab_size=shape.padded_vocab_size,
+        max_sequence_length=shape.max_position_embeddings,
+        position_embedding_type=shape.position_embedding_type,
+        relative_attention_num_buckets=own["relative_attention_num_buckets"],
+        relative_attention_max_distance=own["relative_attention_max_distance"],
+        share_embeddings_and_output_weights=shape.tied,
+    ).eval()

@@ -9,7 +9,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from megatron_models import BERT, BIASED_LLAMA, GPT, LLAMA, MASKED_BERT, MemoryState, assert_same
+from megatron_models import (
+    BERT,
+    BIASED_LLAMA,
+    GPT,
+    LLAMA,
+    MASKED_BERT,
+    RELATIVE_T5,
+    T5,
+    MemoryState,
+    assert_same,
+    record,
+)
 from model_states import bert_shape
 
 from lmcore.contract import OP_SPECS, OpTable
@@ -27,6 +38,7 @@ from lmcore.families.bert.model import Bert
 from lmcore.families.gpt import model as gpt
 from lmcore.families.op_binding import OpBinding
 from lmcore.families.recompute import KEEP_ALL
+from lmcore.families.t5.model import T5Model
 from lmcore.model.shape import ModelShape
 
 MakeModel = Callable[..., torch.nn.Module]
@@ -58,7 +70,9 @@ def test_logits(core_model: MakeModel, shape: ModelShape, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
-    "shape", [GPT, LLAMA, BERT, MASKED_BERT], ids=["gpt", "llama", "bert", "masked head"]
+    "shape",
+    [GPT, LLAMA, BERT, MASKED_BERT, T5, RELATIVE_T5],
+    ids=["gpt", "llama", "bert", "masked head", "t5", "relative t5"],
 )
 def test_optimizer(
     core_model: MakeModel,
@@ -112,7 +126,7 @@ def test_optimizer(
 
 
 @pytest.mark.parametrize("bucket", [None, 1500], ids=["one bucket", "buckets"])
-@pytest.mark.parametrize("shape", [GPT, LLAMA, BERT], ids=["gpt", "llama", "bert"])
+@pytest.mark.parametrize("shape", [GPT, LLAMA, BERT, T5], ids=["gpt", "llama", "bert", "t5"])
 def test_distributed_optimizer(
     core_model: MakeModel,
     shape: ModelShape,
@@ -170,7 +184,7 @@ def test_distributed_optimizer(
     assert found.kinds == ("weight", "exp_avg", "exp_avg_sq")
     packing = Packing(shape, 1)
     for foreign, parameter in model.named_parameters():
-        name = parameter_of(foreign, swiglu=shape.swiglu)
+        name = parameter_of(foreign, swiglu=shape.swiglu, names=record(shape))
         held = inner._get_main_param_and_optimizer_states(parameter)
         for kind, key in {
             "weight": "param",
@@ -243,3 +257,46 @@ def test_bert(core_model: MakeModel, tmp_path: Path, gelu: str, head: bool) -> N
     assert again.shape == shape
     for name in state.parameters:
         assert torch.equal(again.read(name), state.read(name)), name
+
+
+@pytest.mark.parametrize("shape", [T5, RELATIVE_T5], ids=["learned", "relative"])
+def test_t5(core_model: MakeModel, tmp_path: Path, shape: ModelShape) -> None:
+    """megatron-core's T5 takes every tensor of either format; its logits are lmcore's."""
+    from megatron.core import dist_checkpointing, parallel_state
+
+    state = MemoryState(shape)
+    write_megatron(state, tmp_path / "ranks", None, style="core-local")
+    content = load_content(tmp_path / "ranks/release/mp_rank_00/model_optim_rng.pt")
+    theirs = core_model(shape)
+    missing = theirs.load_state_dict(content["model"], strict=False)
+    assert not missing.unexpected_keys
+    assert all(name.endswith("_extra_state") for name in missing.missing_keys)
+
+    write_distributed(state, tmp_path / "dist", None)
+    other = core_model(shape)
+    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    tensors = {"model": other.sharded_state_dict(metadata={"dp_cp_group": group})}
+    loaded = dist_checkpointing.load(tensors, str(tmp_path / "dist/release"))
+    other.load_state_dict(loaded["model"])
+    for (name, one), (_, same) in zip(
+        theirs.named_parameters(), other.named_parameters(), strict=True
+    ):
+        assert torch.equal(one, same), name
+
+    if shape.relative_positions:
+        return  # its attention in torch takes no biases
+
+    ours = T5Model(shape, OpBinding(OpTable(OP_SPECS), "cpu", "float32"), KEEP_ALL, masked=True)
+    ours.eval().load_state_dict({name: state.read(name) for name in state.parameters})
+    source = torch.randint(0, shape.padded_vocab_size, (2, 12))
+    tokens = torch.randint(0, shape.padded_vocab_size, (2, 7))
+    padding = torch.zeros(2, 12, dtype=torch.bool)
+    padding[1, 9:] = True
+    hidden = padding[:, None, None, :]
+    later = torch.ones(7, 7, dtype=torch.bool).triu(1).expand(2, 1, 7, 7)
+    with torch.no_grad():
+        expected = theirs(
+            source, tokens, hidden.expand(2, 1, 12, 12), later, hidden.expand(2, 1, 7, 12)
+        )
+        found = ours.logits(ours.hidden(tokens, ours.memory(source, padding), padding))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from megatron_models import BERT, GPT, LLAMA, MemoryState
+from megatron_models import BERT, GPT, LLAMA, MemoryState, record
 from suite.selection import peer, selected
 
 from lmcore.conversion.convert import convert
@@ -130,7 +130,7 @@ def held_by_ranks(out: Path, case: Case) -> Tensors:
             part, foreign = full.split(".", 1)
             if one["range"] is None or (case.shape.tied and foreign == "output_layer.weight"):
                 continue
-            local = parameter_of(foreign, swiglu=case.shape.swiglu)
+            local = parameter_of(foreign, swiglu=case.shape.swiglu, names=record(case.shape))
             assert local is not None
             if local.startswith("blocks."):
                 _, number, inside = local.split(".", 2)

@@ -8,7 +8,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from megatron_models import BERT, BIASED_LLAMA, GPT, LLAMA, MemoryState, assert_same
+from megatron_models import (
+    BERT,
+    BIASED_LLAMA,
+    GPT,
+    LLAMA,
+    RELATIVE_T5,
+    T5,
+    MemoryState,
+    assert_same,
+    record,
+)
 
 from lmcore.conversion.megatron.directory import is_megatron_dist
 from lmcore.conversion.megatron.parameters.names import parameter_of
@@ -25,7 +35,7 @@ pytestmark = [pytest.mark.peer, pytest.mark.filterwarnings("ignore")]
 
 
 @pytest.mark.parametrize("stacked", [True, False], ids=["stacked", "by layer"])
-@pytest.mark.parametrize("shape", [GPT, LLAMA, BERT], ids=["gpt", "llama", "bert"])
+@pytest.mark.parametrize("shape", [GPT, LLAMA, BERT, T5], ids=["gpt", "llama", "bert", "t5"])
 def test_reading(core_model: MakeModel, shape: ModelShape, stacked: bool, tmp_path: Path) -> None:
     """Weights and state of Adam equal its model's, and so do its step and settings."""
     from megatron.core import dist_checkpointing, parallel_state
@@ -60,7 +70,7 @@ def test_reading(core_model: MakeModel, shape: ModelShape, stacked: bool, tmp_pa
     assert found.progress == Progress(3, 24, 1, adam=settings)
     packing, compared = Packing(shape, 1), set()
     for foreign, parameter in model.named_parameters():
-        name = parameter_of(foreign, swiglu=shape.swiglu)
+        name = parameter_of(foreign, swiglu=shape.swiglu, names=record(shape))
         expected = {kind: inner.state[parameter][kind] for kind in ADAM} | {WEIGHT: parameter.data}
         for kind, tensor in expected.items():
             assert torch.equal(found.read(name, kind), packing.join(name, [tensor])), (name, kind)
@@ -68,7 +78,9 @@ def test_reading(core_model: MakeModel, shape: ModelShape, stacked: bool, tmp_pa
     assert compared == found.parameters.keys()
 
 
-@pytest.mark.parametrize("shape", [GPT, LLAMA, BIASED_LLAMA], ids=["gpt", "llama", "biased"])
+@pytest.mark.parametrize(
+    "shape", [GPT, LLAMA, BIASED_LLAMA, RELATIVE_T5], ids=["gpt", "llama", "biased", "t5"]
+)
 def test_writing(core_model: MakeModel, shape: ModelShape, tmp_path: Path) -> None:
     """Its own strict loader fills its model with the written weights."""
     from megatron.core import dist_checkpointing, parallel_state
@@ -85,13 +97,13 @@ def test_writing(core_model: MakeModel, shape: ModelShape, tmp_path: Path) -> No
     assert loaded["args"].num_layers == shape.num_layers
     packing = Packing(shape, 1)
     for foreign, parameter in model.named_parameters():
-        name = parameter_of(foreign, swiglu=shape.swiglu)
+        name = parameter_of(foreign, swiglu=shape.swiglu, names=record(shape))
         assert torch.equal(packing.join(name, [parameter.data]), state.read(name)), name
 
 
 @pytest.mark.parametrize("distributed", [False, True], ids=["plain", "distributed"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("shape", [GPT, LLAMA, BERT], ids=["gpt", "llama", "bert"])
+@pytest.mark.parametrize("shape", [GPT, LLAMA, BERT, T5], ids=["gpt", "llama", "bert", "t5"])
 def test_writing_the_state_of_adam(  # noqa: PLR0915 - one way there and back
     core_model: MakeModel,
     shape: ModelShape,
@@ -160,7 +172,7 @@ def test_writing_the_state_of_adam(  # noqa: PLR0915 - one way there and back
     optimizer.load_state_dict(loaded["optimizer"])
     packing = Packing(shape, 1)
     for foreign, parameter in model.named_parameters():
-        name = parameter_of(foreign, swiglu=shape.swiglu)
+        name = parameter_of(foreign, swiglu=shape.swiglu, names=record(shape))
         if distributed:
             held = inner._get_main_param_and_optimizer_states(parameter)
         else:
