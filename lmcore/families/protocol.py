@@ -175,6 +175,8 @@ class Model(nn.Module, ABC):
     def outputs(self, tokens_BS: Tensor, positions_BS: Tensor) -> Sequence[Tensor]:
         """Return the logits of every head of some tokens, the vocabulary's first, [..., V].
 
+        A model without logits returns the vectors that it computes of the tokens.
+
         Two models are compared by them after a conversion, so that each parameter must count.
 
         Args:

@@ -14,17 +14,27 @@ from typing import Any
 from lmcore.model.megatron_names import MegatronNames, Stack
 from lmcore.model.shape import ModelShape
 
-__all__ = ["NAMES"]
+__all__ = ["NAMES", "gelu_of"]
+
+
+def gelu_of(args: Mapping[str, Any]) -> str:
+    """Return the value of `bert_gelu` of a run.
+
+    Args:
+        args: Arguments of the run.
+    """
+    legacy = not args.get("use_mcore_models") and args.get("use_legacy_models", True)
+    if legacy and args.get("openai_gelu"):
+        return "tanh-all"
+    return "erf" if args.get("bias_gelu_fusion", True) is False else "tanh"
 
 
 def _values(args: Mapping[str, Any], sizes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
-    legacy = not args.get("use_mcore_models") and args.get("use_legacy_models", True)
-    gelu = "erf" if args.get("bias_gelu_fusion", True) is False else "tanh"
     return {
         "model_family": "bert",
         "bert_binary_head": "order_head.weight" in sizes,
         "bert_post_norm": False,
-        "bert_gelu": "tanh-all" if legacy and args.get("openai_gelu") else gelu,
+        "bert_gelu": gelu_of(args),
         "bert_token_types": sizes.get("type_embedding.weight", (0,))[0],
     }
 

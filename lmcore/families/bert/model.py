@@ -130,12 +130,21 @@ class Bert(BlockModel, MaskedLM):
 
     def outputs(self, tokens_BS: Tensor, positions_BS: Tensor) -> list[Tensor]:
         """Return the logits of both heads, of tokens in all segments; see `Model`."""
-        segments = max(1, self.shape.own["bert_token_types"])
-        types_BS = torch.arange(tokens_BS.shape[1]).expand_as(tokens_BS) % segments
-        hidden_BSH = self._last_norm(self.run_blocks(self.embed(tokens_BS, types_BS, positions_BS)))
+        hidden_BSH = self.every_embedding(tokens_BS, positions_BS)
         every_BM = torch.arange(tokens_BS.shape[1]).expand_as(tokens_BS)
         found = [self.masked_logits(hidden_BSH, every_BM)]
         return [*found, self.order_logits(hidden_BSH)] if hasattr(self, "pooler") else found
+
+    def every_embedding(self, tokens_BS: Tensor, positions_BS: Tensor) -> Tensor:
+        """Return the states of tokens in all segments, at given positions, [B, S, H].
+
+        Args:
+            tokens_BS: Token ids.
+            positions_BS: Position of each.
+        """
+        segments = max(1, self.shape.own["bert_token_types"])
+        types_BS = torch.arange(tokens_BS.shape[1]).expand_as(tokens_BS) % segments
+        return self._last_norm(self.run_blocks(self.embed(tokens_BS, types_BS, positions_BS)))
 
     def run_blocks(
         self,

@@ -103,6 +103,7 @@ ICT = Family(
         "retriever_score_scaling": False,
     },
     rules=rules,
+    names={"megatron": "lmcore.families.ict.megatron:NAMES"},
     positions=("learned_absolute",),
     pretrained=Pretrained("BERT", "bert_load", _name_in_bert),
     stacks=stacks,

@@ -62,7 +62,15 @@ class Tower(Bert):
             tokens_BS: Token ids of the texts, [CLS] first.
             padding_BS: True at padding; None: there is none.
         """
-        x_BP: Tensor = self.first(self.hidden(tokens_BS, padding_BS=padding_BS))
+        return self.vectors_of(self.hidden(tokens_BS, padding_BS=padding_BS))
+
+    def vectors_of(self, hidden_BSH: Tensor) -> Tensor:
+        """Return the vectors of texts, [B, P], in float32 at least.
+
+        Args:
+            hidden_BSH: States of their tokens.
+        """
+        x_BP: Tensor = self.first(hidden_BSH)
         if "projection" in self._modules:
             x_BP = self.projection(x_BP)
         return x_BP.to(torch.promote_types(x_BP.dtype, torch.float32))
@@ -115,6 +123,10 @@ class Biencoder(Model):
     def block_vectors(self, tokens_BS: Tensor, padding_BS: Tensor | None = None) -> Tensor:
         """Return the vectors of blocks, [B, P]; see `Tower.vectors`."""
         return self.towers[-1].vectors(tokens_BS, padding_BS)
+
+    def outputs(self, tokens_BS: Tensor, positions_BS: Tensor) -> list[Tensor]:
+        """Return the vector of some tokens by each encoder; see `Model`."""
+        return [one.vectors_of(one.every_embedding(tokens_BS, positions_BS)) for one in self.towers]
 
     def loss(self, **batch: Tensor) -> Tensor:
         """Return the loss, and in evaluation the weights of the questions that find their block.

@@ -18,7 +18,7 @@ from lmcore.model.family import parameter_shapes
 from lmcore.model.megatron_names import MegatronNames, names_for
 from lmcore.model.shape import ModelShape
 
-__all__ = ["Layout", "in_layers", "last_stack", "outside_layers"]
+__all__ = ["Layout", "in_layers", "outside_layers"]
 
 _COPY = "word_embeddings_for_head.weight"
 """Name of the copy of a tied token embedding before megatron-core."""
@@ -105,25 +105,39 @@ class Layout:
         table = names_for(shape)
         assert table is not None
         before, after = outside_layers(shape, style, copy=shape.tied and self.pipeline > 1)
+        first = stage == part == 0
+        last = stage == self.pipeline - 1 and part == self.virtual - 1
+        stacks = in_layers(shape, style)
         found: list[tuple[str, str]] = []
-        if stage == part == 0:
-            found += [(foreign_name(name, style, table), name) for name in before]
-        for key, (count, names) in in_layers(shape, style).items():
-            layers = self.layers(count, stage, part)
-            for name in names:
-                layer, _, inside = name.removeprefix(f"{key}.").partition(".")
-                if int(layer) in layers:
-                    local = f"{key}.{int(layer) - layers.start}.{inside}"
-                    found.append((foreign_name(local, style, table), name))
-            if key != last_stack(table):
-                norm = [name for name in after if name.startswith(f"{table.stacks[key].norm}.")]
-                found += [(foreign_name(name, style, table), name) for name in norm]
-                after = [name for name in after if name not in norm]
-        if stage == self.pipeline - 1 and part == self.virtual - 1:
-            for name in after:
-                foreign = foreign_name(HEAD if name == TIED else name, style, table)
-                foreign = _COPY if name == TIED and style == "legacy" else foreign
-                found.append((foreign, EMBEDDING if name == TIED else name))
+        for place, name in enumerate([*before, *after]):
+            owner = name.rpartition(".")[0]
+            for key in [key for key in stacks if table.stacks[key].norm == owner]:
+                found += self._of_stack(table, key, *stacks.pop(key), stage, part, style)
+            if not (first if place < len(before) else last):
+                continue
+            foreign = foreign_name(HEAD if name == TIED else name, style, table)
+            foreign = _COPY if name == TIED and style == "legacy" else foreign
+            found.append((foreign, EMBEDDING if name == TIED else name))
+        return found
+
+    def _of_stack(
+        self,
+        table: MegatronNames,
+        key: str,
+        count: int,
+        names: Sequence[str],
+        stage: int,
+        part: int,
+        style: str,
+    ) -> list[tuple[str, str]]:
+        """Return the parameters of the layers of a stack that one part has; see `parameters`."""
+        found = []
+        layers = self.layers(count, stage, part)
+        for name in names:
+            layer, _, inside = name.removeprefix(f"{key}.").partition(".")
+            if int(layer) in layers:
+                local = f"{key}.{int(layer) - layers.start}.{inside}"
+                found.append((foreign_name(local, style, table), name))
         return found
 
     def check(self, shape: ModelShape) -> None:
@@ -189,11 +203,6 @@ def in_layers(shape: ModelShape, style: str) -> dict[str, tuple[int, list[str]]]
     }
 
 
-def last_stack(names: MegatronNames) -> str:
-    """Return the beginning of lmcore's names of the last stack of a family."""
-    return next(reversed(names.stacks))
-
-
 def outside_layers(shape: ModelShape, style: str, *, copy: bool) -> tuple[list[str], list[str]]:
     """Return the parameters before and after the layers in the order in which Megatron makes them.
 
@@ -206,8 +215,8 @@ def outside_layers(shape: ModelShape, style: str, *, copy: bool) -> tuple[list[s
     assert table is not None
     outside = [name for name in names if stack_of(name, table) is None]
     outside = _as_listed([*outside, *([HEAD] if copy else [])], table, style)
-    norm = next(iter(table.stacks.values())).norm
-    first = next(place for place, name in enumerate(outside) if name.startswith(f"{norm}."))
+    norms = {stack.norm for stack in table.stacks.values()}
+    first = next(place for place, name in enumerate(outside) if name.rpartition(".")[0] in norms)
     after = [TIED if copy and name == HEAD else name for name in outside[first:]]
     return outside[:first], after
 

@@ -101,6 +101,12 @@ class Part:
                 )
         return max(map(len, held.values()), default=0)
 
+    @property
+    def embedding(self) -> str:
+        """Name of the token embedding, the first one if each of several encoders has one."""
+        ending = f".{EMBEDDING}"
+        return next((name for name in self.tensors if name.endswith(ending)), EMBEDDING)
+
     def take_copy(self) -> None:
         """Take the weight of the tied output layer as the token embedding, which is missing."""
         name, tensor = next(iter(self.copies.items()))

@@ -169,14 +169,15 @@ class MegatronState(MegatronCheckpointState):
             for ranks in self._files
             for number, rank in enumerate(ranks)
             for part in rank.parts
-            if EMBEDDING in part.tensors
+            if part.embedding in part.tensors
         }
 
     def _rows(self) -> int:
         """Return the number of rows of the token embedding."""
         rows, held = 0, self._embeddings()
         for number, rank in enumerate(self._files[0]):
-            tensor = held[number][1].tensors[EMBEDDING] if number in held else None
+            part = held[number][1] if number in held else None
+            tensor = None if part is None else part.tensors[part.embedding]
             if tensor is None or tensor.ndim != 2:
                 raise CheckpointError(f"`{rank.path}` has no token embedding")
             rows += tensor.shape[0]

@@ -6,6 +6,7 @@ one rank's share of the model and of its optimizer, and one tensor.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,12 +40,8 @@ if TYPE_CHECKING:
 __all__ = ["nested", "write_megatron"]
 
 _WHOLE = Layout()
-_JOINED = (
-    "language_model.encoder",
-    "language_model.decoder",
-    "language_model.pooler",
-    "lm_head",
-)
+_JOINED = re.compile(r"(?:\w+_model\.)?language_model\.(?:encoder|decoder|pooler)|lm_head")
+"""Modules whose names inside stay joined in the files before megatron-core."""
 _FLAGS = {"core": "", "core-local": " --transformer-impl local", "legacy": " --use-legacy-models"}
 
 
@@ -170,9 +167,8 @@ def nested(flat: dict[str, Tensor]) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for name, tensor in flat.items():
-        owner = next(
-            (one for one in _JOINED if name.startswith(f"{one}.")), name.rpartition(".")[0]
-        )
+        joined = _JOINED.match(name)
+        owner = joined[0] if joined else name.rpartition(".")[0]
         place = found
         for key in owner.split("."):
             place = place.setdefault(key, {})
