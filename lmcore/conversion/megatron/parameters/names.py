@@ -148,7 +148,7 @@ def _table(names: MegatronNames) -> _Table:
     }
     if len(names.stacks) == 1:
         stacks |= dict.fromkeys(_ONLY_STACK, next(iter(names.stacks)))
-    return _Table(outside | names.older, stacks)
+    return _Table({**outside, **names.older}, stacks)
 
 
 def parameter_of(name: str, *, swiglu: bool, names: MegatronNames = GPT_NAMES) -> str | None:

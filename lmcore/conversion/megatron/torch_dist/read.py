@@ -235,12 +235,12 @@ class DistributedState(MegatronCheckpointState):
 
     def _layers_of_stacks(self, args: Mapping[str, Any]) -> dict[str, int]:
         """Return the number of layers of each stack by its name in the files."""
-        found = {}
+        found: dict[str, int] = {}
         for stack in self._names.stacks.values():
             layers = args.get(f"{stack.core}_num_layers") if len(self._names.stacks) > 1 else None
             layers = args.get("num_layers") if layers is None else layers
-            known = type(layers) is int and 0 < layers <= _MOST_LAYERS
-            found[stack.core] = layers if known else 0
+            count = layers if isinstance(layers, int) else 0
+            found[stack.core] = count if 0 < count <= _MOST_LAYERS else 0
         return found
 
     def _stacked(self, name: str) -> int:
