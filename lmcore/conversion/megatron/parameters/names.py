@@ -70,7 +70,7 @@ _CROSSED = {
     "inter_attention.key_value": "cross_attention.key_value",
     "inter_attention.dense": "cross_attention.output",
 }
-"""Modules of layers that attend to another stack; they differ from those of `_MODULES`."""
+"""Modules of layers that attend to another stack, in the place of `_MODULES`."""
 _ATTENTION = ("attention.", "self_attention.")
 _FEED_FORWARD = ("mlp.",)
 _NORM_INSIDE = {"layer_norm_weight": "weight", "layer_norm_bias": "bias"}
