@@ -29,6 +29,8 @@ _COMMON: Mapping[str, Any] = {
     "lr_warmup_fraction": None,
     "attention_dropout": 0.1,
     "hidden_dropout": 0.1,
+    "retro_encoder_attention_dropout": 0.1,
+    "retro_encoder_hidden_dropout": 0.1,
     "precision": "fp32",
     "eval_interval": 1000,
     "eval_iters": 100,

@@ -354,8 +354,14 @@ class CausalLM(Model):
 
 
 class SourceLM(CausalLM):
-    """A decoder with an encoder: it generates the answer to a source.
+    """A decoder with an encoder: it generates with a source, which the encoder reads.
 
     The cache of `new_cache` has `set_source`, which encodes the source of a sequence, and calling
     the model needs a view of it.
+
+    Attributes:
+        answers: True if a prompt is the source and the text an answer; False: the text continues
+            the prompt, and the source is what is read beside it.
     """
+
+    answers: ClassVar[bool] = True

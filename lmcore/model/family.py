@@ -182,6 +182,7 @@ class Family:
         variant: Returns the record of a shape, whose losses depend on the settings; None: this one.
         settings: Options of another section that belong to the sizes of a model, with their
             defaults; see `ModelShape.further`.
+        not_in_the_weights: Names of `settings` that a resumed run may change, as dropout.
         names: Objects with the names and settings of other programs' models of this family, by the
             name of the format, as `module:object`: `huggingface` has `Architecture`s, `megatron`
             a `MegatronNames`.
@@ -210,6 +211,7 @@ class Family:
     optional: frozenset[str] = frozenset()
     targets: str = ""
     settings: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+    not_in_the_weights: frozenset[str] = frozenset()
     rules: Callable[[Any], Iterable[ConfigError]] = lambda _: ()
     variant: Callable[[ModelShape], Family] | None = None
     names: Mapping[str, str] = field(default_factory=dict)
@@ -254,6 +256,7 @@ class Family:
 _OWN = (
     "lmcore.families.bert.family:BERT",
     "lmcore.families.ict.family:ICT",
+    "lmcore.families.retro.family:RETRO",
     "lmcore.families.t5.family:T5",
     "lmcore.families.gpt.family:LLAMA",
     "lmcore.families.gpt.family:GPT",

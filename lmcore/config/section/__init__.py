@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from lmcore.config.section.optimizer import OptimizerSection
     from lmcore.config.section.parallel import ParallelSection
     from lmcore.config.section.profile import ProfileSection
+    from lmcore.config.section.retro import RetroSection
     from lmcore.config.section.t5 import T5Section
     from lmcore.config.section.task import TaskSection
     from lmcore.config.section.training import TrainingSection
@@ -47,6 +48,7 @@ __all__ = [
     "OptimizerSection",
     "ParallelSection",
     "ProfileSection",
+    "RetroSection",
     "T5Section",
     "TaskSection",
     "TrainingSection",
@@ -57,7 +59,7 @@ __all__ = [
 
 SECTION_NAMES = (
     *("model", "training", "data", "optimizer", "checkpoint"),
-    *("accelerator", "parallel", "logging", "profile", "bert", "ict", "t5", "task"),
+    *("accelerator", "parallel", "logging", "profile", "bert", "ict", "t5", "retro", "task"),
 )
 _CLASSES = {name: f"{name.title()}Section" for name in SECTION_NAMES}
 """Name of the class of each section, in the module of the section's name."""
@@ -105,6 +107,7 @@ class Config:
     bert: BertSection = field(default_factory=partial(_default, "bert"))
     ict: IctSection = field(default_factory=partial(_default, "ict"))
     t5: T5Section = field(default_factory=partial(_default, "t5"))
+    retro: RetroSection = field(default_factory=partial(_default, "retro"))
     task: TaskSection = field(default_factory=partial(_default, "task"))
     plugins: PluginSettings = field(default_factory=PluginSettings)
 

@@ -25,8 +25,8 @@ class ModelSection:
 
     model_family: str | None = option(
         None,
-        "Family of the model: bert, gpt, llama, t5 or one that a plugin adds; gpt and llama are "
-        "decoders, which their other settings tell apart; default: a decoder.",
+        "Family of the model: bert, gpt, ict, llama, retro, t5 or one that a plugin adds; gpt and "
+        "llama are decoders, which their other settings tell apart; default: a decoder.",
         on_resume=CHECKED,
         metavar="NAME",
     )

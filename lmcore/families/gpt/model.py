@@ -167,9 +167,7 @@ class GPT(BlockModel, CausalLM):
         tokens_BS: Tensor,
         targets_BS: Tensor | None = None,
         loss_weight_BS: Tensor | None = None,
-        *,
-        positions_BS: Tensor | None = None,
-        documents_BS: Tensor | None = None,
+        **given: Tensor,
     ) -> Tensor:
         """Return the sum over tokens of loss weight times cross entropy, a float32 scalar.
 
@@ -177,10 +175,9 @@ class GPT(BlockModel, CausalLM):
             tokens_BS: Token ids.
             targets_BS: Next token of each; None: sampled from the model's own predictions.
             loss_weight_BS: Weight of each token's cross entropy; None: 1.
-            positions_BS: Position of each token; see `forward`.
-            documents_BS: Number of each token's document; see `forward`.
+            **given: Further tensors of the micro-batch, which `forward` takes.
         """
-        hidden_BSH = self(tokens_BS, positions_BS=positions_BS, documents_BS=documents_BS)
+        hidden_BSH = self(tokens_BS, **given)
         if targets_BS is None:
             targets_BS = self.sampled_targets(hidden_BSH)
         if loss_weight_BS is None:

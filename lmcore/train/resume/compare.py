@@ -25,6 +25,7 @@ from lmcore.data.tokenizer import tokenizer_from
 from lmcore.data.tokenizer.comparison import may_be_same, same_tokens
 from lmcore.data.tokenizer.saved import saved_tokenizer_settings
 from lmcore.families.heads.family import CHOICE
+from lmcore.model.family import family_of
 from lmcore.optim.schedule import LearningRateSchedule
 from lmcore.train.resume.saved_run import part_of, setting_pair
 from lmcore.train.resume.schedule import schedule_problem
@@ -139,7 +140,8 @@ def comparable_shape(
         saved: Shape in the manifest.
         finetune: True if the run takes weights only.
     """
-    now, free = shape.to_dict(), list(_NOT_IN_THE_WEIGHTS)
+    now = shape.to_dict()
+    free = [*_NOT_IN_THE_WEIGHTS, *family_of(shape).not_in_the_weights]
     if not shape.learned_positions:
         free.append("max_position_embeddings")
     if shape.task == CHOICE:
