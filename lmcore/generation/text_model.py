@@ -119,12 +119,12 @@ class SourceCache(TextCache, Protocol):
     """
 
     def set_source(self, slot: int, tokens: Sequence[int]) -> None:
-        """Encode the input of a sequence, before any pass over its slot."""
+        """Take the input of a sequence's encoder, before any pass over its slot."""
         ...
 
 
 def set_source(cache: TextCache, slot: int, tokens: Sequence[int]) -> None:
-    """Encode the input of a sequence, if it has one.
+    """Give the input of a sequence's encoder to a model that has one.
 
     Args:
         cache: Cache of the model.
@@ -134,11 +134,10 @@ def set_source(cache: TextCache, slot: int, tokens: Sequence[int]) -> None:
     Raises:
         TypeError: The model has no encoder.
     """
-    if not tokens:
-        return
-    if not isinstance(cache, SourceCache):
+    if isinstance(cache, SourceCache):
+        cache.set_source(slot, tokens)
+    elif tokens:
         raise TypeError("the request has a source, and the model has no encoder")
-    cache.set_source(slot, tokens)
 
 
 class TextModel(Protocol):

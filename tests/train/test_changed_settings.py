@@ -129,11 +129,17 @@ SIZES_OF_FAMILIES = {
     *("t5_head_bias", "relative_attention_num_buckets", "relative_attention_max_distance"),
     *("biencoder_projection_dim", "biencoder_shared_query_context_model"),
     "retriever_score_scaling",
+    *("retro_chunk_length", "retro_num_neighbors", "retro_num_retrieved_chunks"),
+    *("retro_encoder_layers", "retro_first_layer"),
 }
 """Settings that are compared as parts of the model's shape: see `test_plugin_family.py`."""
 
-SAMPLES_OF_FAMILIES = {"titles_data_path", "use_one_sent_docs"}
-"""Settings of a family's samples, in the fingerprint of their order: `test_ict.py` changes one."""
+SAMPLES_OF_FAMILIES = {
+    *("titles_data_path", "use_one_sent_docs"),
+    *("retro_project_dir", "retro_cyclic_train_iters"),
+}
+"""Settings of a family's samples, in the fingerprint of their order: `test_ict.py` and
+`test_retro.py` change some."""
 
 SETTINGS_OF_TASKS = {
     f"task{part}" for part in ("", "_data", "_text", "_choices", "_label", "_labels")

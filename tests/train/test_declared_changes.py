@@ -216,6 +216,15 @@ SPECIAL: Mapping[str, str] = {
     "mask_prob": "only BERT's samples have it: tests/unit/families/bert",
     "short_seq_prob": "as mask_prob",
     "decoder_seq_length": "only T5's samples have it: tests/unit/families/t5",
+    **dict.fromkeys(
+        (
+            "retro_encoder_hidden_dropout",
+            "retro_encoder_attention_dropout",
+            "retro_attention_gate",
+            "retro_verify_neighbor_count",
+        ),
+        "only Retro has it: test_retro.py",
+    ),
     "query_in_block_prob": "only ICT's samples have it: tests/unit/data/dataset/test_ict.py",
     "bert_load": "a run that resumes does not begin with other weights: test_ict.py",
     "finetune": "it is no resume: test_resume.py, test_changed_settings.py",

@@ -19,6 +19,7 @@ class RetroSection:
         "Directory with the database of chunks and the neighbours of the run's samples, as "
         "`lmcore data retro` writes it.",
         metavar="DIR",
+        on_resume=CHECKED,
         needs=_RETRO,
         paths=INPUT_PATH,
     )

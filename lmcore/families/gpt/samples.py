@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
     from lmcore.data.tokenizer import Tokenizer
 
-__all__ = ["samples"]
+__all__ = ["document_masks", "samples"]
 
 logger = logging.getLogger(__name__)
 
@@ -44,11 +44,11 @@ def samples(plan: RunPlan, tokenizer: Tokenizer) -> SampleFormat:
             extra=ALL_RANKS,
         )
     return SampleFormat(
-        GPTSamples(), CausalLMCollation(plan.vocab_size, _document_masks(plan, tokenizer))
+        GPTSamples(), CausalLMCollation(plan.vocab_size, document_masks(plan, tokenizer))
     )
 
 
-def _document_masks(plan: RunPlan, tokenizer: Tokenizer) -> DocumentMasks | None:
+def document_masks(plan: RunPlan, tokenizer: Tokenizer) -> DocumentMasks | None:
     """Return the document-boundary masks of a run; None if samples ignore document boundaries."""
     settings = plan.config.data
     asked = {

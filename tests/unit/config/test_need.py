@@ -66,6 +66,16 @@ CASES = [
         )
     ),
     *(
+        ("--model-family retro", "", flag)
+        for flag in (
+            "--retro-project-dir {data}, --retro-chunk-length 32, --retro-num-neighbors 3",
+            "--retro-num-retrieved-chunks 1, --retro-encoder-layers 1, --retro-first-layer 2",
+            "--retro-encoder-hidden-dropout 0.1, --retro-encoder-attention-dropout 0.1",
+            "--retro-attention-gate 0.5, --retro-cyclic-train-iters 5",
+            "--no-retro-verify-neighbor-count",
+        )
+    ),
+    *(
         (
             "--model-family t5 --position-embedding-type relative",
             other,

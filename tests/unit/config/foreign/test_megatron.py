@@ -224,10 +224,10 @@ def test_a_task_of_megatron_has_its_own_hint(value: str) -> None:
 
 def test_flags_of_models_that_are_not_here() -> None:
     """They are refused with the reason."""
-    for flag in ("--num-classes 128", "--bert-embedder-type x", "--retro-add-retriever"):
+    for flag in ("--num-classes 128", "--bert-embedder-type x", "--patch-dim 4"):
         with pytest.raises(ConfigError) as caught:
             validate(load_config(flag.split()))
-        wanted = "leave it out: only BERT, GPT, ICT, Llama and T5 models are trained"
+        wanted = "leave it out: only BERT, GPT, ICT, Llama, Retro and T5 models are trained"
         assert caught.value.hint == wanted
 
 
