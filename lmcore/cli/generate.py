@@ -131,8 +131,12 @@ def _generate(
     from lmcore.generation.text.prompt import read_json_schema
 
     schema = read_json_schema(section.json_schema) if section.json_schema is not None else None
+    from lmcore.generation.text.neighbors import read_neighbors
     from lmcore.generation.text.sampler import Sampler, SamplingSettings
 
+    neighbors = None
+    if section.retro_neighbors is not None:
+        neighbors = read_neighbors(section.retro_neighbors, len(prompts))
     wanted = SamplingSettings(
         options,
         section.seed,
@@ -146,17 +150,39 @@ def _generate(
         schema,
         section.beam_width,
         section.length_penalty,
+        neighbors,
     )
     with (
         _memory_explained(section),
         _loaded(section, plan, plugins, settings, model) as loaded,
     ):
         assert loaded is not None
+        _check_neighbors(loaded, section)
         if reads_lines:
             _read_lines(section, wanted, loaded, stop_limit)
             return
         with _opened(section, len(prompts) * section.num_samples) as output:
             Sampler(wanted, loaded, output).run(prompts)
+
+
+def _check_neighbors(loaded: LoadedModel, section: GenerateSection) -> None:
+    """Note that a model reads nothing, or refuse neighbours that it does not read.
+
+    Raises:
+        ConfigError: It reads none.
+    """
+    given = section.retro_neighbors is not None
+    if given and not loaded.reads_neighbors:
+        raise ConfigError(
+            f"`--retro-neighbors` cannot be used with the model of `{section.load}`",
+            why="it reads no neighbours",
+            hint="leave it out, or load a Retro model",
+        )
+    if loaded.reads_neighbors and not given:
+        logger.warning(
+            "the model reads neighbours of its text, and none are given: it continues the prompt "
+            "without; `--retro-neighbors FILE` gives them"
+        )
 
 
 def _read_lines(

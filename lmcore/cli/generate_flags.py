@@ -60,6 +60,13 @@ class GenerateSection(LoadingSection):
         "File for a JSON object {text, length, finished} per sample, instead of standard output.",
         metavar="FILE",
     )
+    retro_neighbors: str | None = option(
+        None,
+        "For a Retro model: file with JSON lines, one for each prompt: a list of the texts that "
+        "are the neighbours of all chunks of the text, or a list of such lists, one for each "
+        "chunk; default: nothing is read beside the prompt.",
+        metavar="FILE",
+    )
     interactive: bool = option(
         False, "Continue each line that is typed or piped in, until the input ends."
     )
@@ -250,6 +257,12 @@ def _check_lines(section: GenerateSection) -> None:
         raise ConfigError(
             f"`{wrong[0]}` cannot be used with `{mode}`",
             why="it reads its lines from the terminal or from standard input",
+        )
+    if wrong := _given(section, ("retro_neighbors",)):
+        raise ConfigError(
+            f"`{wrong[0]}` cannot be used with `{mode}`",
+            why="the file has the neighbours of prompts that are known before",
+            hint="give the prompts by `--sample-input-file`",
         )
     whole = ("sample_output_file", "json", "num_samples", "beam_width", "length_penalty")
     if wrong := _given(section, whole):

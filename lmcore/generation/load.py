@@ -73,7 +73,12 @@ class LoadedModel:
     @property
     def reads_source(self) -> bool:
         """True if a prompt is the input of an encoder, and the text the decoder's answer."""
-        return isinstance(self.model, SourceLM)
+        return isinstance(self.model, SourceLM) and self.model.answers
+
+    @property
+    def reads_neighbors(self) -> bool:
+        """True if a text has neighbours, which an encoder reads beside the prompt."""
+        return isinstance(self.model, SourceLM) and not self.model.answers
 
 
 def load_model(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lmcore.cli.main import main
 from lmcore.config.derived.split import parse_split
 from lmcore.data.blend.train_split import split_ranges
 from lmcore.data.chunks.database import ChunkDatabase, Documents, build_database
@@ -103,7 +105,7 @@ def said(run: Any) -> str:
 
 
 def test_resuming(
-    train: Any, project: Callable[..., Path], assert_same: Any, data_prefix: str
+    train: Any, project: Callable[..., Path], assert_same: Any, tmp_path: Path, capsys: Any
 ) -> None:
     """A run that resumes is the uninterrupted one, bit for bit, with dropout and recomputation."""
     flags = f"{FLAGS} {DROPOUT} --recompute full --retro-project-dir {project()}"
@@ -116,6 +118,27 @@ def test_resuming(
     assert more.status == 0, more.err
     assert more.curve() == whole.curve()[3:]
     assert_same(more.saved(), whole.saved())
+    capsys.readouterr()
+    ask = ["generate", "--load", str(whole.directory), "--prompt", "Where", "--device", "cpu"]
+    ask += ["--tokens", "8", "--greedy", "--json"]
+    assert main(ask) == 0
+    alone = capsys.readouterr()
+    assert "none are given: it continues the prompt without" in " ".join(alone.err.split())
+    file = tmp_path / "neighbours.jsonl"
+    file.write_text('["the king of all"]\n', encoding="utf-8")
+    assert main([*ask, "--retro-neighbors", str(file)]) == 0
+    read = json.loads(capsys.readouterr().out)
+    assert read["text"] != json.loads(alone.out)["text"]
+    assert len(read["tokens"]) == 8 or read["finished"]
+    beam = [one for one in ask if one != "--greedy"]
+    assert main([*beam, "--retro-neighbors", str(file), "--beam-width", "1"]) == 0
+    assert json.loads(capsys.readouterr().out)["tokens"] == read["tokens"]
+    for flag, words in {
+        "--no-cache": "models with an encoder",
+        "--quantization int8": "Retro",
+    }.items():
+        assert main([*ask, *flag.split()]) != 0
+        assert words in capsys.readouterr().err
     other = train("other", f"{FLAGS} {DROPOUT} --retro-project-dir {project(drawn=2)} {load}")
     assert other.status != 0
     assert "order" in said(other)
@@ -227,8 +250,6 @@ def test_another_tokenizer(
 
 
 def _fingerprint(folder: Path) -> str:
-    import json
-
     text = next((folder / "neighbours").glob("train-*/neighbours.json")).read_text("utf-8")
     found: dict[str, Any] = json.loads(text)
     return str(found["database"])

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from lmcore.families.op_binding import OpBinding
     from lmcore.model.shape import ModelShape
 
-__all__ = ["ATTENTION", "NORM", "Memory", "NeighborBlock", "ReadingBlock", "Readers"]
+__all__ = ["ATTENTION", "NORM", "Memory", "NeighborBlock", "Readers", "ReadingBlock"]
 
 ATTENTION, NORM = "attention", "norm"
 """Parts of the first reading block, which run before the neighbours are encoded."""
@@ -75,8 +75,9 @@ class Readers:
         """Return the tokens that read neighbours by groups, [B * groups, M, H]; others are 0."""
         reading = self.count - self.silent
         after = self.groups * self.chunk - self._before - reading
-        x_BPH = functional.pad(x_BSH[:, self.silent :], (0, 0, self._before, after))
-        return x_BPH.unflatten(1, (self.groups, self.chunk)).flatten(0, 1)
+        x_BPH: Tensor = functional.pad(x_BSH[:, self.silent :], (0, 0, self._before, after))
+        x_CMH: Tensor = x_BPH.unflatten(1, (self.groups, self.chunk)).flatten(0, 1)
+        return x_CMH
 
     def join(self, x_CMH: Tensor) -> Tensor:
         """Return the inverse of `split`, [B, S, H], with 0 for tokens that read nothing."""
@@ -99,7 +100,7 @@ class Memory:
     padding_CT: Tensor | None = None
 
     @property
-    def mask_C11T(self) -> Tensor | None:
+    def mask(self) -> Tensor | None:
         """Mask of cross-attention; None: nothing is hidden."""
         return None if self.padding_CT is None else self.padding_CT[:, None, None]
 
@@ -163,7 +164,7 @@ class ReadingBlock(Block):
         readers = Readers(start, normal_BSH.shape[1], self.chunk)
         if not readers.groups:
             return torch.zeros_like(normal_BSH)
-        attention, mask = self.cross_attention, memory.mask_C11T
+        attention, mask = self.cross_attention, memory.mask
         if mask is not None:
             mask = mask.expand(-1, 1, self.chunk, -1)
         keys = attention.keys(memory.states_CTH)

@@ -92,8 +92,7 @@ def rules(loaded: LoadedConfig) -> Iterator[ConfigError]:
     refused = {
         "context_parallel_size": (
             parallel.context_parallel_size > 1,
-            "a chunk reads its neighbours whole, and the tokens of a chunk would be on several "
-            "processes",
+            "the tokens of a chunk, which read its neighbours, would be on several processes",
             "use `--tensor-model-parallel-size` or `--zero-stage 3`",
         ),
         "pipeline_model_parallel_size": (
@@ -103,15 +102,13 @@ def rules(loaded: LoadedConfig) -> Iterator[ConfigError]:
         ),
         "sequence_parallel": (
             parallel.sequence_parallel,
-            "the first tokens of a sequence read no neighbours, and a process would have to know "
-            "which of its part these are",
+            "the first tokens of a sequence read no neighbours, other parts of it do",
             "leave it out, or use `--recompute full` to save memory",
         ),
         **{
             name: (
                 getattr(data, name),
-                "the neighbours of a chunk are found by its whole text, and show the document "
-                "that it begins with to the one that it ends with",
+                "neighbours are found for whole chunks, also for one with parts of two documents",
                 "leave it out",
             )
             for name in ("reset_position_ids", "reset_attention_mask")

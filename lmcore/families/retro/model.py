@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-import torch
 from torch import Tensor, nn
 
 from lmcore.families.gpt.model import GPT
@@ -20,9 +19,11 @@ from lmcore.families.protocol import SourceLM, TensorParallelPlan
 from lmcore.families.recompute import KEEP_ALL, Recompute
 from lmcore.families.retro.block import ATTENTION, NORM, Memory, NeighborBlock, ReadingBlock
 from lmcore.families.retro.cache import RetroCache
-from lmcore.families.retro.family import reading_layers, retrieved_length
+from lmcore.families.retro.family import reading_layers
 
 if TYPE_CHECKING:
+    import torch
+
     from lmcore.families.layers.cross_attention import CrossAttention
     from lmcore.families.layers.projection import Linear
     from lmcore.families.layers.rotary import Rotation
@@ -173,20 +174,11 @@ class Retro(GPT, SourceLM):
             hidden_N11R = padding_CKR.flatten(0, 1)[:, None, None]
             given["mask_B1SS"] = hidden_N11R.expand(-1, 1, tokens_NR.shape[1], -1)
         first, *rest = self.encoder_blocks
-        blocks = [functools.partial(first, chunk_CMH=chunk_CMH), *rest]
+        blocks: list[Callable[..., Tensor]] = [functools.partial(first, chunk_CMH=chunk_CMH)]
+        blocks += rest
         x_NRH = self.run_layers(x_NRH, blocks, **given)
         padding_CT = None if padding_CKR is None else padding_CKR.flatten(1)
         return Memory(x_NRH.view(len(tokens_CKR), -1, x_NRH.shape[-1]), padding_CT)
-
-    def outputs(self, tokens_BS: Tensor, positions_BS: Tensor) -> Sequence[Tensor]:
-        """Return the logits of tokens, which are also the neighbours of their chunks."""
-        own, (batch, length) = self.shape.own, tokens_BS.shape
-        chunks = -(-length // self.chunk)
-        shape = (batch, chunks, own["retro_num_neighbors"], retrieved_length(self.shape))
-        place = torch.arange(shape[1] * shape[2] * shape[3], device=tokens_BS.device) % length
-        padded_BP = tokens_BS[:, torch.arange(chunks * self.chunk) % length]
-        hidden = self(padded_BP, neighbors_BLKR=tokens_BS[:, place].view(shape))
-        return [self.logits(hidden[:, :length])]
 
     def new_cache(self, dtype: torch.dtype) -> RetroCache:
         """Return an empty cache on the model's device."""

@@ -232,8 +232,8 @@ class RetroSamples:
             )
         if self.complete and found.num_samples < count:
             raise DataError(
-                f"`{directory}` has neighbours of {found.num_samples:,} {name} samples, and the run "
-                f"reads {count:,} of `{found.record.source}`",
+                f"`{directory}` has neighbours of {found.num_samples:,} {name} samples, and the "
+                f"run reads {count:,} of `{found.record.source}`",
                 hint=f"find the others by `{_COMMAND}` with the number of steps of this run; or "
                 "repeat these samples by `--retro-cyclic-train-iters N`, or read the others "
                 "without neighbours by `--no-retro-verify-neighbor-count`",
@@ -242,7 +242,9 @@ class RetroSamples:
 
 @dataclass(frozen=True)
 class RetroCollation:
-    """Collation of `RetroSample`: the tensors of `CausalLMCollation`, and
+    """Collation of `RetroSample`.
+
+    The batch has the tensors of `CausalLMCollation`, and
 
     - neighbors_BLKR: int64, token ids of the neighbours;
     - neighbor_padding_BLKR: bool, True at their padding.

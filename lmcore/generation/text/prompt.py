@@ -18,6 +18,7 @@ __all__ = [
     "encode_prompt",
     "no_source_without_cache",
     "read_json_schema",
+    "read_lines",
     "read_prompt_file",
     "read_prompt_lines",
     "read_stdin",
@@ -95,10 +96,24 @@ def read_prompt_lines(path: str) -> list[str]:
     Raises:
         ConfigError: The file cannot be read, is not UTF-8, or is empty.
     """
-    text = _decode(_read(path, _PROMPT), f"`{path}`")
-    lines = text.removesuffix("\n").split("\n") if text else []
+    lines = read_lines(path, _PROMPT)
     if not lines:
         raise ConfigError(f"`{path}` is empty", hint="write one prompt on each line")
+    return lines
+
+
+def read_lines(path: str, name: str = _PROMPT) -> list[str]:
+    """Return the lines of a file.
+
+    Args:
+        path: Path of the file.
+        name: Name of the file in messages, with `{}` for the path.
+
+    Raises:
+        ConfigError: The file cannot be read, or is not UTF-8.
+    """
+    text = _decode(_read(path, name), f"`{path}`")
+    lines = text.removesuffix("\n").split("\n") if text else []
     return [line.removesuffix("\r") for line in lines]
 
 

@@ -19,12 +19,14 @@ from lmcore.generation.request import Continuation, Request
 from lmcore.generation.sampling.json_schema import JsonSchemas
 from lmcore.generation.sampling.options import SamplingOptions
 from lmcore.generation.text.completion import Completion
+from lmcore.generation.text.neighbors import encode_neighbors
 from lmcore.generation.text.prompt import encode_prompt, no_source_without_cache, source_and_prompt
 from lmcore.generation.text.sample import DEFAULT_TOKENS, Output, Sample
 from lmcore.generation.text.stream import continuation
 
 if TYPE_CHECKING:
     from lmcore.generation.load import LoadedModel
+    from lmcore.generation.text.neighbors import TextNeighbors
 
 __all__ = ["Sampler", "SamplingSettings"]
 
@@ -49,6 +51,8 @@ class SamplingSettings:
         json_schema: Schema of the JSON that each sample is; None: any text.
         beam_width: Number of texts that beam search follows; None: no beam search.
         length_penalty: Exponent of the length in the score of beam search; see `beam_search`.
+        neighbors: Neighbours of each prompt's text, for a model that reads them; None: no text has
+            any.
     """
 
     options: SamplingOptions
@@ -63,6 +67,7 @@ class SamplingSettings:
     json_schema: Mapping[str, Any] | bool | None = None
     beam_width: int | None = None
     length_penalty: float = 1.0
+    neighbors: Sequence[TextNeighbors] | None = None
 
 
 @dataclass(frozen=True)
@@ -72,27 +77,37 @@ class _Encoded:
     Attributes:
         prompt: Tokens that the decoder begins with.
         source: Input of the encoder; empty for a model without an encoder.
+        answered: True if the text is an answer to the source.
     """
 
     prompt: tuple[int, ...]
     source: tuple[int, ...] = ()
+    answered: bool = False
 
     @property
     def continued(self) -> tuple[int, ...]:
         """Tokens whose text is continued: none, if the text is an answer."""
-        return () if self.source else self.prompt
+        return () if self.answered else self.prompt
 
     @property
     def length(self) -> int:
         """Number of tokens of what was given."""
-        return len(self.source or self.prompt)
+        return len(self.source if self.answered else self.prompt)
 
 
 @dataclass(frozen=True)
 class _Asked:
-    """Sample to generate."""
+    """Sample to generate.
+
+    Attributes:
+        prompt: Text of the prompt.
+        length: Number of tokens of the prompt.
+        request: Request for its tokens.
+        completion: Its text.
+    """
 
     prompt: str
+    length: int
     request: Request
     completion: Completion
 
@@ -213,7 +228,7 @@ class Sampler:
                     else None,
                     source=ids.source,
                 )
-                yield _Asked(prompt, request, completion)
+                yield _Asked(prompt, ids.length, request, completion)
                 seed = (seed + 1) % NUM_SEEDS
 
     def _continue(self, asked: Iterator[_Asked], made: _Made) -> None:
@@ -346,15 +361,21 @@ class Sampler:
         ids = encode_prompt(tokenizer, prompt)
         if self.loaded.reads_source:
             return self._encoded_source(ids, number)
-        if ids:
-            return _Encoded(tuple(ids))
-        if tokenizer.eod is None:
+        if not ids and tokenizer.eod is None:
             raise ConfigError(
                 f"prompt {number} is empty",
                 why=f"this `{tokenizer.name}` has no end-of-document token to start from",
                 hint="give a text by `--prompt`",
             )
-        return _Encoded((tokenizer.eod,))
+        prompt_ids = tuple(ids) if ids or tokenizer.eod is None else (tokenizer.eod,)
+        if not self.loaded.reads_neighbors:
+            return _Encoded(prompt_ids)
+        if not self.settings.cache:
+            raise no_source_without_cache()
+        if self.settings.neighbors is None:
+            return _Encoded(prompt_ids)
+        shape, given = self.loaded.model.shape, self.settings.neighbors[number - 1]
+        return _Encoded(prompt_ids, encode_neighbors(tokenizer, given, shape, number))
 
     def _encoded_source(self, ids: Sequence[int], number: int) -> _Encoded:
         if not self.settings.cache:
@@ -367,4 +388,4 @@ class Sampler:
                 f"{shape.max_position_embeddings} positions",
                 hint="give a shorter prompt",
             )
-        return _Encoded(tuple(prompt), tuple(source))
+        return _Encoded(tuple(prompt), tuple(source), answered=True)

@@ -192,7 +192,7 @@ def test_readers(start: int, count: int) -> None:
 
 
 def test_flops() -> None:
-    """The operations are those that torch counts in a forward pass, head and attention among them."""
+    """The operations are the ones that torch counts in a forward pass."""
     from torch.utils.flop_counter import FlopCounterMode
 
     for more in ({}, LLAMA):

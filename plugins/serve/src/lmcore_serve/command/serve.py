@@ -308,6 +308,12 @@ def _served(
 
     with _loaded(section, checkpoint, plan, runtime, plugins, model) as loaded:
         assert loaded is not None
+        if loaded.reads_neighbors:
+            raise ConfigError(
+                f"the model of `{checkpoint}` is not served",
+                why="its texts have neighbours, which no interface takes",
+                hint="generate with `lmcore generate --retro-neighbors FILE`",
+            )
         if loaded.reads_source:
             if section.chat_template is not None:
                 raise ConfigError(
