@@ -146,9 +146,6 @@ def test_resuming(
     assert gated.status == 0, gated.err
     assert "retro_attention_gate" in gated.err
     assert gated.curve() != whole.curve()[3:]
-    kept = train("kept", f"{FLAGS} {DROPOUT} --retro-project-dir {project()}")
-    assert kept.status == 0, kept.err
-    assert kept.curve() == whole.curve(), "recomputation changes nothing"
 
 
 @pytest.mark.distributed
