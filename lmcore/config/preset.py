@@ -184,7 +184,21 @@ def _all_presets() -> tuple[Preset, ...]:
         _t5("t5-base", (12, 768, 12, 3072), _ORIGINAL_T5, "the original"),
         _t5("t5-1.1-small", (8, 512, 6, 1024), _LATER_T5, "version 1.1"),
     )
-    return (*small, llama, *bert, *t5, *large)
+    plain = _gpt("", (32, 2048, 32), seq_length=2048, vocab_size=50257, lr=6e-4, source="")
+    retro = Preset(
+        "retro-2b",
+        f"a Retro: {plain.summary}, chunks of 64 tokens with 2 neighbours",
+        {
+            "model_family": "retro",
+            **plain.values,
+            "retro_chunk_length": 64,
+            "retro_num_neighbors": 2,
+            "retro_num_retrieved_chunks": 2,
+            "retro_encoder_layers": 2,
+        },
+        "Megatron-LM's example of Retro",
+    )
+    return (*small, llama, *bert, *t5, retro, *large)
 
 
 PRESETS: Mapping[str, Preset] = {preset.name: preset for preset in _all_presets()}

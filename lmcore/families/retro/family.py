@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 from lmcore.base.errors import ConfigError
 from lmcore.families.gpt import family as gpt
 from lmcore.families.layers.parameters import block_rows, cross_attention_rows, norm_rows
-from lmcore.model.family import Family, ForwardFlops, Loss, block_flops
+from lmcore.model.family import Family, ForwardFlops, Loss, Stack, block_flops
 from lmcore.model.parameters import Parameter
 from lmcore.model.shape import ModelShape
 
 if TYPE_CHECKING:
+    from lmcore.config.section import Config
     from lmcore.config.settings import LoadedConfig
 
 __all__ = ["RETRO", "encoder_shape", "parameters", "reading_layers", "retrieved_length"]
@@ -48,6 +49,24 @@ def encoder_shape(shape: ModelShape) -> ModelShape:
         hidden_dropout=shape.own["retro_encoder_hidden_dropout"],
         attention_dropout=shape.own["retro_encoder_attention_dropout"],
     )
+
+
+def stacks(shape: ModelShape) -> list[Stack]:
+    """Return the encoder of neighbours, and the decoder, some of whose layers attend to it."""
+    return [
+        Stack("encoder", shape.own["retro_encoder_layers"], "neighbors_BLKR", gated=shape.swiglu),
+        Stack("decoder", shape.num_layers, "tokens_BS", "neighbors_BLKR", shape.swiglu),
+    ]
+
+
+def _lengths_of(config: Config) -> dict[str, int]:
+    """Return the number of chunks of a sample, of their neighbours, and of the tokens of these."""
+    retro = config.retro
+    return {
+        "L": config.model.seq_length // retro.retro_chunk_length,
+        "K": retro.retro_num_neighbors,
+        "R": retro.retro_num_retrieved_chunks * retro.retro_chunk_length,
+    }
 
 
 def parameters(shape: ModelShape) -> list[Parameter]:
@@ -186,4 +205,7 @@ RETRO = Family(
     ),
     rules=rules,
     every_position_is_a_target=True,
+    stacks=stacks,
+    lengths=_lengths_of,
+    pipelines=False,
 )

@@ -264,16 +264,18 @@ def activations(plan: RunPlan, runtime: Runtime) -> list[Activation]:
     heads, channels = own.num_attention_heads, own.ffn_hidden_size
     kinds: list[tuple[str, tuple[int, ...], int, str]] = []
     for stack in stacks:
-        length = lengths[family.batch[stack.tokens][1]]
+        _, *groups, last = family.batch[stack.tokens]
+        length, rows = lengths[last], batch * math.prod(lengths[one] for one in groups)
         between = length // layout.tensor if layout.sequence else length
         of_one = {
-            "attention scores": (batch, heads, length, length * layout.context),
-            "feed-forward channels": (batch, length, channels * (2 if stack.gated else 1)),
-            "hidden states": (batch, between, shape.hidden_size),
+            "attention scores": (rows, heads, length, length * layout.context),
+            "feed-forward channels": (rows, length, channels * (2 if stack.gated else 1)),
+            "hidden states": (rows, between, shape.hidden_size),
         }
         if stack.reads:
-            read = lengths[family.batch[stack.reads][1]]
-            of_one["cross-attention scores"] = (batch, heads, length, read)
+            _, first, *more = family.batch[stack.reads]
+            read = math.prod(lengths[one] for one in more or (first,))
+            of_one["cross-attention scores"] = (rows, heads, length, read)
         for kind, sizes in of_one.items():
             kinds.append((f"{stack.name} {kind}".lstrip(), sizes, narrow, dtype))
     targets = family.batch[family.losses[0].weight]

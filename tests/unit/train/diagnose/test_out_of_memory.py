@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -234,6 +235,34 @@ def test_activations_of_two_stacks(make_plan: Any, make_state: Any, runtime: Any
     }
     assert set(found.values()) <= shapes.found
     assert "2 encoder and 3 decoder layers" in layers_in_words(plan.shape)
+
+
+def test_activations_of_neighbours(make_plan: Any, make_state: Any, runtime: Any) -> None:
+    """The encoder has a sequence for each neighbour of each chunk."""
+    plan = make_plan(
+        "--model-family retro --retro-chunk-length 4 --retro-num-neighbors 3"
+        " --retro-encoder-layers 1"
+    )
+    state = make_state(plan)
+    tokens = torch.zeros(4, 16, dtype=torch.int64)
+    neighbors = torch.zeros(4, 4, 3, 8, dtype=torch.int64)
+    with Shapes() as shapes, sdpa_kernel(SDPBackend.MATH):
+        state.model.loss(tokens, tokens, neighbors_BLKR=neighbors)
+    found = {one.name: one.shape for one in activations(plan, runtime)}
+    crossed = found.pop("decoder cross-attention scores")
+    assert found == {
+        "encoder attention scores": (48, 2, 8, 8),
+        "encoder feed-forward channels": (48, 8, 64),
+        "encoder hidden states": (48, 8, 16),
+        "decoder attention scores": (4, 2, 16, 16),
+        "decoder feed-forward channels": (4, 16, 64),
+        "decoder hidden states": (4, 16, 16),
+        "logits": (4 * 16, 264),
+    }
+    assert set(found.values()) <= shapes.found
+    by_chunks = (16, 2, 4, 24)  # tokens of a chunk read all neighbours of another
+    assert by_chunks in shapes.found
+    assert math.prod(crossed) == math.prod(by_chunks)
 
 
 def test_activations_of_two_encoders(make_plan: Any, make_state: Any, runtime: Any) -> None:
