@@ -264,8 +264,8 @@ def activations(plan: RunPlan, runtime: Runtime) -> list[Activation]:
     heads, channels = own.num_attention_heads, own.ffn_hidden_size
     kinds: list[tuple[str, tuple[int, ...], int, str]] = []
     for stack in stacks:
-        _, *groups, last = family.batch[stack.tokens]
-        length, rows = lengths[last], batch * math.prod(lengths[one] for one in groups)
+        dims = family.batch[stack.tokens][1:]
+        length, rows = lengths[dims[-1]], batch * math.prod(lengths[one] for one in dims[:-1])
         between = length // layout.tensor if layout.sequence else length
         of_one = {
             "attention scores": (rows, heads, length, length * layout.context),
@@ -273,8 +273,8 @@ def activations(plan: RunPlan, runtime: Runtime) -> list[Activation]:
             "hidden states": (rows, between, shape.hidden_size),
         }
         if stack.reads:
-            _, first, *more = family.batch[stack.reads]
-            read = math.prod(lengths[one] for one in more or (first,))
+            dims = family.batch[stack.reads]
+            read = math.prod(lengths[one] for one in dims[2:] or dims[1:])
             of_one["cross-attention scores"] = (rows, heads, length, read)
         for kind, sizes in of_one.items():
             kinds.append((f"{stack.name} {kind}".lstrip(), sizes, narrow, dtype))
