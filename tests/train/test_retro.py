@@ -173,7 +173,7 @@ def test_processes(
 
 
 def test_neighbours_count(train: Any, project: Callable[..., Path]) -> None:
-    """Other neighbours give other losses; a closed gate those of GPT."""
+    """Other neighbours give other losses; with a closed gate they are as of GPT."""
     first = train("first", f"{FLAGS} --retro-project-dir {project()}")
     second = train("second", f"{FLAGS} --retro-project-dir {project(drawn=2)}")
     assert first.rows[1]["loss"] != second.rows[1]["loss"]

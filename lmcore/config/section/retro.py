@@ -16,8 +16,7 @@ class RetroSection:
 
     retro_project_dir: str | None = option(
         None,
-        "Directory with the database of chunks and the neighbours of the run's samples, as "
-        "`lmcore data retro` writes it.",
+        "Directory with the database of chunks and the neighbours of the run's samples.",
         metavar="DIR",
         on_resume=CHECKED,
         needs=_RETRO,

@@ -158,7 +158,7 @@ class ReadingBlock(Block):
 
         Args:
             normal_BSH: Normalized hidden states.
-            memory: Neighbours of each chunk that they read, those of a sequence consecutive.
+            memory: Neighbours of each chunk that they read, a sequence after another.
             start: Position of the first token.
         """
         readers = Readers(start, normal_BSH.shape[1], self.chunk)

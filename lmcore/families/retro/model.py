@@ -61,7 +61,7 @@ class Retro(GPT, SourceLM):
         )
 
     def build_blocks(self, ops: OpBinding, *, masked: bool, **options: Any) -> nn.ModuleDict:
-        """Return the blocks of the decoder, some of which read neighbours."""
+        """Return the blocks of the decoder; some read neighbours."""
         blocks = super().build_blocks(ops, masked=masked, **options)
         for number in reading_layers(self.shape):
             blocks[str(number)] = ReadingBlock(

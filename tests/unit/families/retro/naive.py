@@ -13,7 +13,7 @@ from lmcore.families.retro.model import Retro
 
 
 class NaiveRetro:
-    """Pass over one sequence; the weights are those of a model with biases and learned positions.
+    """Pass over one sequence; the model has biases and learned positions.
 
     Written from section 2 of Borgeaud et al. 2022.
     """

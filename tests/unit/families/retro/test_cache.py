@@ -91,7 +91,7 @@ def test_a_long_beginning_in_parts(model: Retro, monkeypatch: pytest.MonkeyPatch
 
 
 def test_beam_search(model: Retro) -> None:
-    """One beam is greedy; the score of several is that of a pass over the whole text."""
+    """One beam is greedy; a score of several is as of a pass over the whole text."""
     prompt, source = PROMPTS[1], source_of(1)
     (one,) = beam_search(model, prompt, width=1, max_tokens=9, vocab_size=32, source=source)
     assert list(one.tokens) == whole(model, source, prompt, 9)

@@ -74,7 +74,7 @@ def logits(model: Retro, batch: dict[str, Tensor], **changed: Tensor) -> Tensor:
 
 
 def test_naive(exact: Callable[..., Retro], batch: dict[str, Tensor]) -> None:
-    """Logits, loss and every gradient are those of a loop over tokens in float64."""
+    """Logits, loss and every gradient are as in a loop over tokens in float64."""
     model = exact(retro_attention_gate=0.5)
     weights = {
         name: one.detach().clone().requires_grad_() for name, one in model.named_parameters()
