@@ -16,6 +16,8 @@ __all__ = ["CommBackend", "registered_comm_backends"]
 class CommBackend:
     """A communication backend of torch.distributed for one device type.
 
+    Its barrier waits for all ranks of the group: none leaves before the last one has entered.
+
     Attributes:
         name: name that `torch.distributed.init_process_group` takes.
         device_type: device type of the tensors that it sends.

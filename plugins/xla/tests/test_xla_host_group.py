@@ -106,6 +106,7 @@ def test_send_and_receive(on_both):
         else:
             group.recv([tensor], 0, 0).wait()
         group.barrier().wait()
+        group.barrier(opts=c10d.BarrierOptions()).wait()  # as torch calls it
         return tensor
 
     assert all(torch.equal(found, own(0)) for found in on_both(function))

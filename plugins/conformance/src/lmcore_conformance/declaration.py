@@ -36,7 +36,10 @@ __all__ = ["FILE_NAME", "Declaration", "declaration_of", "find_declaration", "re
 FILE_NAME = "conformance.toml"
 _PARTS = ("suite", "closed", "depends")
 _COLLECTIVES = frozenset(
-    {"distributed", "all_to_all", "reduce_scatter", "gather_scatter", "send_recv", "average"}
+    {
+        *("distributed", "all_to_all", "reduce_scatter", "gather_scatter", "send_recv"),
+        *("barrier", "average"),
+    }
 )
 """Requirements of a communication backend."""
 

@@ -63,6 +63,7 @@ _MODULES = (
     "training.loops",
     "distributed.collectives",
     "distributed.large_collectives",
+    "distributed.barrier",
     "distributed.sharding",
     "distributed.layouts",
     "extras.features",

@@ -156,6 +156,7 @@ REQUIREMENTS = MappingProxyType(
         "all_to_all": Requirement("the collective `all_to_all`"),
         "reduce_scatter": Requirement("the collective `reduce_scatter`"),
         "gather_scatter": Requirement("the collectives `gather`, `scatter` and `reduce`"),
+        "barrier": Requirement("the collective `barrier`"),
         "send_recv": Requirement("sends from one process to another"),
         "average": Requirement(
             "collectives that average, by `CommBackend.supports_average`", _averages

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from lmcore.contract import CommBackend
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
+    from torch.distributed import ProcessGroup, Work
 
-__all__ = ["backends"]
+__all__ = ["backends", "barrier"]
 
 HOST_GLOO = "xla_gloo"
 
@@ -49,10 +49,11 @@ def _why_not_xla() -> str | None:
 
 
 def _register_xla() -> None:
-    """Register torch_xla's process group with torch, whose groups may have descriptions."""
-    import torch_xla.distributed.xla_backend  # noqa: F401 - importing it registers it
+    """Register torch_xla's process group with torch: with a barrier, and descriptions of groups."""
     from torch import distributed
+    from torch_xla.distributed import xla_backend  # importing it registers it
 
+    xla_backend.ProcessGroupXla.barrier = barrier
     theirs = distributed.new_group
     if "group_desc" not in inspect.signature(theirs).parameters:
 
@@ -62,6 +63,28 @@ def _register_xla() -> None:
             return theirs(*arguments, **options)
 
         distributed.new_group = new_group
+
+
+def barrier(group: Any, opts: Any = None) -> Work:
+    """Wait for all ranks of a group of torch_xla, whose own barrier returns at once.
+
+    The ranks meet in the store that connects them, so that nothing is compiled, and a rank that is
+    missing is an error after the group's timeout.
+
+    Raises:
+        torch.distributed.DistStoreError: A rank has not called it in time.
+    """
+    from lmcore_xla.host_group import done
+
+    del opts  # torch passes it by this name
+    store, turn = group.prefix_store, getattr(group, "lmcore_barriers", 0)
+    group.lmcore_barriers = turn + 1
+    # One key for each barrier, which stays: a store in Python, as lmcore's, lets torch delete none.
+    everyone = f"lmcore/barrier/{turn}"
+    if store.add("lmcore/barrier", 1) == group.size() * (turn + 1):
+        store.set(everyone, "")
+    store.wait([everyone], group.timeout)
+    return done([])
 
 
 def _why_not_gloo() -> str | None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.distributed import ProcessGroup, ProcessGroupGloo, Work
 
-__all__ = ["HostGroup"]
+__all__ = ["HostGroup", "done"]
 
 
 class HostGroup(ProcessGroup):
@@ -100,10 +100,10 @@ class HostGroup(ProcessGroup):
         copies = _to_host(tensors)
         return _Message(self._gloo.recv_anysource(copies, *tag), tensors, copies)
 
-    def barrier(self, *options: Any) -> Work:
-        """Wait for all ranks."""
-        self._gloo.barrier(*options).wait()
-        return _done([])
+    def barrier(self, opts: Any = None) -> Work:
+        """Wait for all ranks; torch passes the options by their name."""
+        self._gloo.barrier(*(() if opts is None else (opts,))).wait()
+        return done([])
 
     def _through_host(self, name: str, results: Any, *arguments: Any) -> Work:
         """Call gloo's function of this name with copies; its first argument has the results."""
@@ -111,7 +111,7 @@ class HostGroup(ProcessGroup):
         getattr(self._gloo, name)(copies, *map(_to_host, arguments)).wait()
         with torch.no_grad():
             _copy_back(results, copies)
-        return _done(results)
+        return done(results)
 
 
 class _Message(Work):
@@ -151,7 +151,7 @@ def _copy_back(results: Any, copies: Any) -> None:
         _copy_back(result, copy)
 
 
-def _done(result: Any) -> Work:
+def done(result: Any) -> Work:
     """Return work that is done, with its result."""
     future: torch.futures.Future[Any] = torch.futures.Future()
     future.set_result(result)

@@ -101,6 +101,20 @@ FULL = pytest.mark.full
             "they are right a moment later: `wait` returned before the collective was done",
         ),
         (
+            *("barrier-returns-at-once", "barrier"),
+            "`barrier`: rank 1 left it before rank 0 had entered it: it does not wait for all ran",
+        ),
+        pytest.param(
+            *("barrier-ignores-groups", "barrier"),
+            "`barrier` in a group of `new_group`: rank 1 left it before rank 0 had entered it",
+            marks=FULL,
+        ),
+        pytest.param(
+            *("barrier-returns-before-wait", "barrier"),
+            "`wait` of `barrier` with `async_op=True`: rank 1 left it before rank 0 had entered",
+            marks=FULL,
+        ),
+        (
             *("reads-isend-late", "send-recv"),
             "a message that is received late: 1,001 of 1,001 numbers arrived as they were overwri",
         ),

@@ -198,6 +198,30 @@ class Nothing:
         pass
 
 
+def barrier_returns_at_once():
+    """Let every rank pass, as torch_xla's process group does."""
+
+    @replace("barrier")
+    def barrier(plain, *arguments, async_op=False, **more):
+        return Nothing() if async_op else None
+
+
+def barrier_ignores_groups():
+    """Wait for all ranks where no group is given."""
+
+    @replace("barrier")
+    def barrier(plain, group=None, **more):
+        return plain(**more) if group is None else None
+
+
+def barrier_returns_before_wait():
+    """Wait in the call, and not in the work of an asynchronous one."""
+
+    @replace("barrier")
+    def barrier(plain, *arguments, async_op=False, **more):
+        return Nothing() if async_op else plain(*arguments, **more)
+
+
 def reads_late(name):
     """Return from `wait` at once, while a thread may still read what is sent."""
     works = []
