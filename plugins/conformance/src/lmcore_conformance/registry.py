@@ -63,7 +63,7 @@ _MODULES = (
     "training.loops",
     "distributed.collectives",
     "distributed.large_collectives",
-    "distributed.barrier",
+    "distributed.late_ranks",
     "distributed.sharding",
     "distributed.layouts",
     "extras.features",

@@ -149,6 +149,15 @@ def test_groups_without_the_timeout(run: Any) -> None:
     assert finding.endswith("without an error; the timeout that its group was made with is 3 s")
 
 
+@pytest.mark.slow
+@pytest.mark.full
+@pytest.mark.timeout(200)
+def test_a_slow_rank_is_no_fault(run: Any) -> None:
+    """The rank that comes late may be later than planned, as on a machine with other work."""
+    result = run("slow-after-broadcast", "distributed.missed")["distributed.missed"]
+    assert (result.status, result.findings) == ("passed", ())
+
+
 class _Host:
     """A bench whose device is the host."""
 

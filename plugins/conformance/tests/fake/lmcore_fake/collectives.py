@@ -191,6 +191,17 @@ def groups_without_timeout():
         return plain(ranks, **more)
 
 
+def slow_after_broadcast():
+    """Keep rank 1 busy for a second after a broadcast, which is no fault."""
+
+    @replace("broadcast")
+    def broadcast(plain, *arguments, **more):
+        try:
+            return plain(*arguments, **more)
+        finally:
+            time.sleep(distributed.get_rank() == 1)
+
+
 class Nothing:
     """A work whose `wait` returns at once."""
 

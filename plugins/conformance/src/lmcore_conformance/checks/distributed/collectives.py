@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,7 @@ from lmcore_conformance.process.exchanged import (
     those_of,
     wide,
 )
-from lmcore_conformance.registry import Failure, NotRun, check, conclude
+from lmcore_conformance.registry import Failure, check
 
 if TYPE_CHECKING:
     from lmcore_conformance.process.ranks import RankBench
@@ -438,58 +437,3 @@ def _in_views(bench: RankBench, dtype: torch.dtype, count: int) -> None:
     gathered, around = new_view(bench, count * bench.size, dtype)
     distributed.all_gather(list(gathered.chunk(bench.size)), mine)
     expect_in_view(bench, f"`all_gather` {label}", gathered, around, right)
-
-
-@_check(
-    "distributed.missed",
-    "A collective that one rank misses ends with an error within the timeout on all ranks, among "
-    "all and in a group of `new_group`.",
-    reason="A job that hangs for half an hour after a failure costs its whole allocation.",
-    group="distributed-timeout",
-    requires=["distributed"],
-    seconds=60,
-)
-def missed(bench: RankBench) -> str:
-    """Let rank 1 come late to a broadcast in a group, then to a reduction among all."""
-    group = bench.processes.new_group(range(bench.size))
-    calls: dict[str, Callable[[Tensor], object]] = {
-        "`broadcast` in a group": lambda tensor: distributed.broadcast(tensor, 1, group=group),
-        "`all_reduce`": distributed.all_reduce,
-    }
-    seconds = bench.processes.timeout
-    faults, seen = [], []
-    for name, call in calls.items():
-        _call_and_read(bench, call)  # a backend may connect in the first call
-        if bench.rank == 1:
-            time.sleep(2 * seconds)
-        begin = time.monotonic()
-        raised = _raised(partial(_call_and_read, bench, call))
-        took = time.monotonic() - begin
-        if bench.rank == 1:
-            continue
-        if not raised:
-            faults.append(
-                f"{name}: it waited {took:.1f} s for a rank that came late, without an error; "
-                f"the timeout that its group was made with is {seconds:g} s"
-            )
-        elif took > 5 * seconds:
-            faults.append(f"{name}: the error came after {took:.1f} s, not after {seconds:g} s")
-        seen.append(f"{name}: {raised} after {took:.1f} s")
-    return conclude(faults, "; ".join(seen) or "came late")
-
-
-def _call_and_read(bench: RankBench, call: Callable[[Tensor], object]) -> None:
-    tensor = own(bench)
-    call(tensor)
-    bench.device.synchronize()
-    tensor.cpu()
-
-
-def _raised(function: Callable[[], None]) -> str:
-    try:
-        function()
-    except NotRun:
-        raise
-    except RuntimeError as error:
-        return type(error).__name__
-    return ""
