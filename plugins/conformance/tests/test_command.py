@@ -238,7 +238,7 @@ def test_claiming_nothing_is_seen(suite: Any, tmp_path: Path) -> None:
     done = suite(*arguments)
     assert done.returncode == 0, done.stdout
     assert (
-        "L4 distributed         26        0        0       26        0       0%  not claimed"
+        "L4 distributed         27        0        0       27        0       0%  not claimed"
         in (done.stdout)
     )
     assert "lmcore conformance 1.2: none | 0 of " in done.stdout
