@@ -18,7 +18,7 @@ from lmcore_xla import comm
 
 
 class Group:
-    """What torch_xla's process group has for it."""
+    """Stand-in for torch_xla's process group."""
 
     def __init__(self, store: Any, rank: int, size: int = 2, seconds: float = 30) -> None:
         self.prefix_store, self.timeout = store, timedelta(seconds=seconds)
@@ -27,7 +27,7 @@ class Group:
 
 @pytest.mark.parametrize("last", [0, 1])
 def test_no_rank_leaves_before_the_last_one_enters(last):
-    """The order is that of two events: one rank has left, the last one enters."""
+    """Two events give the order: the last rank enters, another one has left."""
     store = distributed.HashStore()
     groups = [Group(store, rank) for rank in range(2)]
     for _ in range(3):

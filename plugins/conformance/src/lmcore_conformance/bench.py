@@ -105,6 +105,11 @@ class Bench:
         return self.device.type == "cpu"
 
     @property
+    def is_lazy(self) -> bool:
+        """True if the device records work until it is told to run it."""
+        return self.device.step_boundary is not type(self.device).step_boundary
+
+    @property
     def is_shared(self) -> bool:
         """True if several processes can use one device at once."""
         return shares_device(self.selection)

@@ -113,6 +113,37 @@ class Trained:
         pairs = {"losses": (self.losses, other.losses), "norms": (self.norms, other.norms)}
         return [name for name, (first, second) in pairs.items() if first != second] + found
 
+    def apart(self, other: Trained, *, curve: float, tensors: float) -> list[str]:
+        """Return the names that differ by more than rounding; whole numbers must be equal.
+
+        Args:
+            curve: Largest relative difference of a loss or a norm.
+            tensors: Largest norm of the difference of a tensor, by the norm of the tensor.
+        """
+        pairs = {"losses": (self.losses, other.losses), "norms": (self.norms, other.norms)}
+        found = [
+            name
+            for name, (first, second) in pairs.items()
+            if not torch.allclose(
+                *(torch.tensor(values, dtype=torch.float64) for values in (second, first)),
+                rtol=curve,
+                atol=0.0,
+                equal_nan=True,
+            )
+        ]
+        for name in self.differing(other):
+            first, second = self.tensors.get(name), other.tensors.get(name)
+            if name in pairs or (
+                first is not None
+                and second is not None
+                and first.is_floating_point()
+                and first.shape == second.shape
+                and (second - first).double().norm() <= tensors * first.double().norm()
+            ):
+                continue
+            found.append(name)
+        return found
+
 
 class TinyRuns:
     """Runs on the plugin's device, and on the host for comparison; data is prepared once.

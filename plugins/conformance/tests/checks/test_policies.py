@@ -61,6 +61,21 @@ def test_wrong_recompute_policies(run: Any) -> None:
         assert any(words in line for line in lines), (name, own.findings)
 
 
+@pytest.mark.parametrize(
+    "mode, words",
+    [
+        ("rounds-again", " differ: norms, model.blocks."),
+        ("lazy-rounds-again", ""),
+        ("lazy-forgets-draws", " differ by more than rounding: losses, norms, model.blocks."),
+    ],
+)
+def test_runs_of_a_lazy_device_may_round_otherwise(run: Any, mode: str, words: str) -> None:
+    """A compiler fuses what is repeated otherwise; other draws are found all the same."""
+    result = run(mode, "train.recompute")["train.recompute"]
+    assert words in str(result.findings)
+    assert (result.status == "failed") == bool(words), result.findings
+
+
 def test_wrong_precisions(run: Any) -> None:
     """One is in force for its first uses alone, one rounds weights and gradients."""
     found = run("rounds", "train.precision-in-force")["train.precision-in-force"].findings

@@ -115,6 +115,16 @@ def keeps_and_draws(device):
     return {"step_boundary": lambda: kept.append(torch.rand(65536))}
 
 
+def lazy_rounds_again(device):
+    """Claim to record work."""
+    return {"step_boundary": lambda: None}
+
+
+def lazy_forgets_draws(device):
+    """Claim to record work."""
+    return {"step_boundary": lambda: None}
+
+
 def without_compile(device):
     return {"missing": {**device.missing, "compile": "not on this chip"}}
 

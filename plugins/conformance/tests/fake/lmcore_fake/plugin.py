@@ -98,6 +98,10 @@ def lmcore_recompute_policies(device):
         from lmcore_fake.policies import recomputes
 
         return recomputes(device)
+    if FAKE in {"rounds-again", "lazy-rounds-again", "lazy-forgets-draws"}:
+        from lmcore_fake.policies import in_a_model
+
+        return in_a_model(device, FAKE.removeprefix("lazy-"))
     own = [careful_policy()] if FAKE == "deterministic-recompute" else []
     return [*standard_recompute_policies(device), *own]
 

@@ -89,6 +89,41 @@ def recomputes(device):
     ]
 
 
+def in_a_model(device, fault):
+    """Return the core's policies, of which `full` differs in a model and not in single blocks."""
+    wrong = {"rounds-again": rounds_again, "forgets-draws": forgets_draws}[fault]
+
+    def run(call, *tensors, remember):
+        if tensors[0].ndim < 3 or not torch.is_grad_enabled():
+            return recompute(call, *tensors, remember=remember)
+        return wrong(call, *tensors, remember=remember)
+
+    return [
+        dataclasses.replace(policy, block=run) if policy.name == "full" else policy
+        for policy in standard_recompute_policies(device)
+    ]
+
+
+class _Rounding(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * (1 + 1e-6)
+
+
+def rounds_again(call, x, *tensors, remember):
+    """Change the last bits of a gradient."""
+    return recompute(call, _Rounding.apply(x), *tensors, remember=remember)
+
+
+def forgets_draws(call, *tensors, remember):
+    """Drop other elements when a block is repeated."""
+    return recompute(call, *tensors, remember=lambda: contextlib.nullcontext)
+
+
 def keep(call, *tensors, remember):
     """Compute nothing again."""
     return call(*tensors)

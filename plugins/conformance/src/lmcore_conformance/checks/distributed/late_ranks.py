@@ -58,8 +58,8 @@ def _wait_for_work() -> None:
 def _expect_held(bench: RankBench, name: str, call: Callable[[], object], last: int) -> None:
     """Call a barrier; rank *last* enters when the others are there and none of them has left.
 
-    The order is that of keys in the store of the run, not of times: on a slow machine a wrong
-    barrier can be missed, and a right one cannot be found wrong.
+    Keys in the store of the run give the order, not times: on a slow machine a wrong barrier
+    can be missed, and a right one cannot be found wrong.
 
     Raises:
         Failure: On every rank, if one has left early.
