@@ -106,7 +106,7 @@ class Bench:
 
     @property
     def is_lazy(self) -> bool:
-        """True if the device records work until it is told to run it."""
+        """True if the device records work, and `step_boundary` runs it."""
         return self.device.step_boundary is not type(self.device).step_boundary
 
     @property

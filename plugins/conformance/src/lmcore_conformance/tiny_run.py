@@ -79,6 +79,16 @@ _FLAGS_OF_OP = MappingProxyType(
 _CHARACTERS = 6_000
 
 
+def _close(right: list[float], found: list[float], limit: float) -> bool:
+    """Return True if all are as close as a relative difference; NaN is equal to NaN."""
+    return len(right) == len(found) and all(
+        one == other
+        or abs(one - other) <= limit * abs(one)
+        or (math.isnan(one) and math.isnan(other))
+        for one, other in zip(right, found, strict=True)
+    )
+
+
 def shape_flags(*, micro: int = 4, batch: int = 4) -> str:
     """Return the flags of the tiny model and its batches, for a run by the command line."""
     return f"{_FLAGS} --micro-batch-size {micro} --global-batch-size {batch}"
@@ -121,16 +131,7 @@ class Trained:
             tensors: Largest norm of the difference of a tensor, by the norm of the tensor.
         """
         pairs = {"losses": (self.losses, other.losses), "norms": (self.norms, other.norms)}
-        found = [
-            name
-            for name, (first, second) in pairs.items()
-            if not torch.allclose(
-                *(torch.tensor(values, dtype=torch.float64) for values in (second, first)),
-                rtol=curve,
-                atol=0.0,
-                equal_nan=True,
-            )
-        ]
+        found = [name for name, (own, others) in pairs.items() if not _close(own, others, curve)]
         for name in self.differing(other):
             first, second = self.tensors.get(name), other.tensors.get(name)
             if name in pairs or (

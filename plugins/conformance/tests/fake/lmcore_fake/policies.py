@@ -90,7 +90,7 @@ def recomputes(device):
 
 
 def in_a_model(device, fault):
-    """Return the core's policies, of which `full` differs in a model and not in single blocks."""
+    """Return the core's policies; `full` differs in a model and not in single blocks."""
     wrong = {"rounds-again": rounds_again, "forgets-draws": forgets_draws}[fault]
 
     def run(call, *tensors, remember):

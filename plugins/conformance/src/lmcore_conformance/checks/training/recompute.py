@@ -30,7 +30,7 @@ _REPEATING = frozenset({"selective", "full", "full-offload"})
 
 _ROUNDED = MappingProxyType({"curve": 2e-5, "tensors": 1e-3})
 _ROUNDED_IN_HALF = MappingProxyType({"curve": 1e-3, "tensors": 2e-2})
-"""What a lazy device's compiler may change in a run, as it fuses the repeated part otherwise: last
+"""Differences that a lazy device's compiler may cause, as it fuses what is repeated otherwise: last
 bits of a gradient move norms by 1e-4 and tensors by 3e-3 in bfloat16, other random numbers by 5e-3
 and 0.2."""
 
