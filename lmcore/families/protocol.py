@@ -210,6 +210,17 @@ class Model(nn.Module, ABC):
         """Names of the parameters that both the first and the last pipeline stage hold."""
         return tied(parameters_of(self.shape))
 
+    def holders(self, parts: Sequence[ModelPart]) -> dict[str, tuple[int, ...]]:
+        """Return the parts that hold each parameter that several parts hold, by its name.
+
+        Their gradients are summed.
+
+        Args:
+            parts: Parts of the ranks of a pipeline.
+        """
+        ends = tuple(number for number, part in enumerate(parts) if part.embedding or part.head)
+        return dict.fromkeys(self.tied_parameters, ends) if len(ends) > 1 else {}
+
     def tensor_parallel_plan(self) -> TensorParallelPlan:
         """Return the tensor parallelism of this narrow model.
 
@@ -232,13 +243,16 @@ class Model(nn.Module, ABC):
 
     def run_stage(
         self,
-        hidden_BSH: Tensor | None,
+        hidden_BSH: Any,
         batch: Mapping[str, Tensor],
         layers: Sequence[Callable[..., Tensor]],
         *,
         last: bool,
     ) -> Tensor:
         """Return the hidden states after a pipeline stage, [B, S, H]; the loss if it is the last.
+
+        A model with two stacks gets and returns, from the second stage of the second stack on, the
+        states of both: a tuple of the first stack's last states, and the second's.
 
         Args:
             hidden_BSH: Hidden states of the previous stage; None: this is the first stage.

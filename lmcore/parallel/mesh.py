@@ -73,8 +73,6 @@ class ParallelMesh:
         replicas: Ranks with the same weights; gradients are averaged over data and context.
         shards: Ranks over which ZeRO shards, including the ranks of `context`.
         shard_replicas: Ranks that hold the same ZeRO shards.
-        pipeline_ends: Ranks of the first and of the last stage of a pipeline; of size 1 for every
-            other rank, and if one rank has both stages.
         can_average: True if the communication backend can average; otherwise gradients are summed,
             then divided.
         clock: Clock of this rank's waits in the collectives of a step.
@@ -115,7 +113,6 @@ class ParallelMesh:
         self.replicas = self._axis("data", _REPLICA, _SHARD, _CONTEXT)
         self.shards = self._axis("shards", _SHARD, _CONTEXT) if sharded else self._single
         self.shard_replicas = self._axis("shard replicas", _REPLICA) if sharded else self._single
-        self.pipeline_ends = self._ends()
 
     @classmethod
     def of(cls, layout: ParallelLayout, runtime: Runtime) -> ParallelMesh:
@@ -162,18 +159,29 @@ class ParallelMesh:
             mesh_dim_names=("replica", "shard"),
         )
 
-    def replica_groups(self, *, tensor: bool, ends: bool) -> npt.NDArray[np.int64]:
+    def pipeline_holders(self, holders: Sequence[int]) -> Axis:
+        """Return the axis of some ranks of each pipeline; all ranks must call it.
+
+        Args:
+            holders: Their indices on the pipeline axis.
+
+        Returns:
+            The axis; of size 1 on every other rank.
+        """
+        return self._axis_of("holders of a weight", self._rows((_PIPELINE,))[:, list(holders)])
+
+    def replica_groups(self, *, tensor: bool, holders: Sequence[int] = ()) -> npt.NDArray[np.int64]:
         """Return the ranks that hold the same part of a parameter, [groups, replicas].
 
         Args:
             tensor: True for parameters that are replicated over the tensor axis.
-            ends: True for parameters that the first and the last stage of a pipeline share.
+            holders: Ranks of the pipeline axis that share the parameters; empty: each is on one.
         """
         dims = [_REPLICA] if self.layout.zero_stage else [_REPLICA, _SHARD, _CONTEXT]
         dims += [_TENSOR] if tensor else []
-        if not ends:
+        if not holders:
             return self._rows(tuple(dims))
-        return self._rows((_PIPELINE, *dims), self._grid[[0, -1]])
+        return self._rows((_PIPELINE, *dims), self._grid[list(holders)])
 
     def stage_ranks(self) -> list[list[int]]:
         """Return the ranks of each pipeline stage."""
@@ -183,12 +191,6 @@ class ParallelMesh:
     @property
     def _single(self) -> Axis:
         return Axis(0, 1, (self.rank,), None, self.clock)
-
-    def _ends(self) -> Axis:
-        rows = self._rows((_PIPELINE,))
-        if rows.shape[1] == 1 or self.layout.schedule == "zero-bubble-v":
-            return self._single
-        return self._axis_of("pipeline ends", np.stack([rows[:, 0], rows[:, -1]], axis=1))
 
     def _rows(
         self, dims: tuple[int, ...], grid: npt.NDArray[np.int64] | None = None

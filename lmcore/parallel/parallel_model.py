@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from lmcore.families.build import build_model
-from lmcore.model.shape import ModelPart
+from lmcore.model.family import stacks_of
 from lmcore.parallel import context_parallel, tensor_parallel
 from lmcore.parallel.collectives import all_gather, all_reduce_coalesced
 from lmcore.parallel.context_parallel import local_positions, local_tokens
@@ -54,7 +54,7 @@ class LocalParameter:
         replicated: True if all ranks of the tensor axis hold it.
         partial: True if its gradient must be summed over the tensor axis, as each rank saw some of
             the tokens.
-        tied: True if the first and the last stage of a pipeline hold it, on different ranks.
+        holders: Ranks of the pipeline axis that hold it, if there are several.
     """
 
     name: str
@@ -64,7 +64,7 @@ class LocalParameter:
     replica_count: int
     replicated: bool
     partial: bool
-    tied: bool = False
+    holders: tuple[int, ...] = ()
 
 
 class ParallelModel:
@@ -98,8 +98,14 @@ class ParallelModel:
         self.model, self.mesh, self.shape = model, mesh, shape
         self.device, self._step_boundary = device.torch_device, device.step_boundary
         self._pipeline = None
+        self._holders: Mapping[str, tuple[int, ...]] = {}
         if mesh.layout.pipeline > 1:
             self._pipeline = Pipeline(model, mesh, self.device)
+            stacks, ranks = stacks_of(shape), range(mesh.layout.pipeline)
+            self._holders = model.holders([own_part(stacks, rank, mesh.layout) for rank in ranks])
+        # In the same order on all ranks, which create all groups.
+        shared = sorted(set(self._holders.values()))
+        self._shared = {holders: mesh.pipeline_holders(holders) for holders in shared}
         if self._pipeline is not None:
             shard_stages(self._pipeline.modules, mesh)
             roots: list[nn.Module] = list(self._pipeline.modules)
@@ -131,14 +137,13 @@ class ParallelModel:
         ZeRO of every stage shards the weights between two steps.
         """
         found = []
-        tied = (False, True) if self.mesh.layout.pipeline > 1 else (False,)
         replicated = (False, True) if self.mesh.tensor.size > 1 else (True,)
-        for tensor, ends in itertools.product(replicated, tied):
-            groups = self.mesh.replica_groups(tensor=tensor, ends=ends)
+        for tensor, holders in itertools.product(replicated, ((), *self._shared)):
+            groups = self.mesh.replica_groups(tensor=tensor, holders=holders)
             own = {
                 local.name: local.tensor
                 for local in self.parameters
-                if (local.replicated, local.tied) == (tensor, ends)
+                if (local.replicated, local.holders) == (tensor, holders)
             }
             if groups.shape[1] > 1:
                 found.append(ReplicaClass(groups, own))
@@ -291,9 +296,9 @@ class ParallelModel:
         if self._pipeline is not None:
             if not mesh.layout.zero_stage:
                 all_reduce_coalesced(grads, mesh.replicas, scale=1.0 / mesh.replicas.size)
-            if tied_names := self.model.tied_parameters:
-                tied = [grad for local, grad in pairs if local.name in tied_names]
-                all_reduce_coalesced(tied, mesh.pipeline_ends)
+            for holders, axis in self._shared.items():
+                own = sorted((pair for pair in pairs if pair[0].holders == holders), key=_name)
+                all_reduce_coalesced([grad for _, grad in own], axis)
         all_reduce_coalesced([grad for local, grad in pairs if local.partial], mesh.tensor)
         return grads
 
@@ -336,9 +341,8 @@ class ParallelModel:
                     continue
             replicated = layouts[name].shape == tuple(source.shape)
             replica_count = replicas * (layout.tensor if replicated else 1)
-            tied = name in self.model.tied_parameters and self.mesh.pipeline_ends.size > 1
-            if tied:
-                replica_count *= self.mesh.pipeline_ends.size
+            holders = self._holders.get(name, ())
+            replica_count *= max(1, len(holders))
             yield LocalParameter(
                 name,
                 tensor,
@@ -346,7 +350,7 @@ class ParallelModel:
                 whole,
                 replica_count=replica_count,
                 replicated=replicated,
-                tied=tied,
+                holders=holders,
                 partial=replicated and layout.sequence,
             )
 
@@ -369,9 +373,9 @@ def parallelize(
         masked: See `build_model`.
     """
     mesh = ParallelMesh.of(layout, runtime)
-    part = ModelPart.whole(shape)
+    part = None
     if layout.pipeline > 1:
-        part = own_part(shape.num_layers, mesh.pipeline.rank, layout)
+        part = own_part(stacks_of(shape), mesh.pipeline.rank, layout)
     model = build_model(
         shape.narrowed(layout.tensor),
         runtime,
@@ -387,6 +391,10 @@ def parallelize(
     context_parallel.connect(model, mesh.context)
     tensor_parallel.connect(model, mesh.tensor, sequence=layout.sequence, rng=runtime.rng)
     return ParallelModel(model, mesh, shape, layouts, runtime.device)
+
+
+def _name(pair: tuple[LocalParameter, Tensor]) -> str:
+    return pair[0].name
 
 
 def _gather_samples(replicas: Axis, x: Tensor) -> tuple[Tensor, int]:

@@ -1,7 +1,8 @@
 """Pipeline parallelism: each rank has some of the layers, run by torch's pipelining schedules.
 
 A stage is some layers of the rank's model; the first stage also embeds, the last also computes the
-loss.  torch's schedules order the micro-batches and send hidden states and their gradients.
+loss.  torch's schedules order the micro-batches and send hidden states and their gradients: of a
+model with two stacks, the stages of the second one also pass on the last states of the first.
 Shapes: B micro-batch, S sequence of this rank, H hidden.
 """
 
@@ -21,7 +22,8 @@ from lmcore.contract.torch_versions import (
     SCHEDULE_WITHOUT_OUTPUTS,
     STAGE_GRADIENTS,
 )
-from lmcore.parallel.pipeline_split import owner_of, stage_layers, stages_of
+from lmcore.model.family import stacks_of
+from lmcore.parallel.pipeline_split import owner_of, stack_of, stage_layers, stages_of
 from lmcore.runtime.profiler_range import ProfilerRange, no_range
 
 if TYPE_CHECKING:
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 __all__ = ["Pipeline", "StageModule"]
 
 Context = Callable[[], AbstractContextManager[Any]]
+Sizes = tuple[tuple[int, int, int], ...]
+"""Sizes of the hidden states of each stack, [B, S, H]."""
 
 
 @dataclass
@@ -76,14 +80,17 @@ class StageModule(nn.Module):
         self.first, self.last = first, last
         self.taken = 0
 
-    def forward(self, *hidden: Tensor) -> Tensor:
-        """Return the hidden states after the last layer; of the last stage the losses, [L]."""
+    def forward(self, *hidden: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """Return the hidden states after the last layer; of the last stage the losses, [L].
+
+        Args:
+            hidden: States of the stage before; of two stacks in their order.
+        """
         batch = self._feed.batches[self.taken]
         self.taken += 1
         with self._feed.profiler_range("forward"), self._feed.context():
-            out = self._run_stage(
-                None if self.first else hidden[0], batch, list(self.layers), last=self.last
-            )
+            given = None if self.first else hidden[0] if len(hidden) == 1 else hidden
+            out = self._run_stage(given, batch, list(self.layers), last=self.last)
             return torch.stack([out]) if self.last and not out.dim() else out
 
 
@@ -103,7 +110,8 @@ class Pipeline:
             device: Device of this rank.
         """
         self.layout, self.axis, self._clock = mesh.layout, mesh.pipeline, mesh.clock
-        layers = stage_layers(model.shape.num_layers, self.layout)
+        self._stacks = stacks_of(model.shape)
+        layers = stage_layers(self._stacks, self.layout)
         self.count = len(layers)
         self.numbers = stages_of(self.axis.rank, self.layout)
         self._feed = _Feed()
@@ -120,7 +128,7 @@ class Pipeline:
         self._device, self._family = device, model.family
         self._hidden_size = model.shape.hidden_size
         self._losses: list[Tensor] = []
-        self._schedule_key: tuple[int, ...] = ()
+        self._schedule_key: tuple[int, Sizes] | None = None
         self._cached: Any = None
 
     def run(
@@ -157,22 +165,24 @@ class Pipeline:
             batch: Micro-batch, on the device.
             context: Context of a forward pass, which sets the precision.
         """
-        x = none = torch.zeros(self._values, device=self._device)
-        group = self.axis.group
-        shape = self._hidden_shape(batch)
+        none = torch.zeros(self._values, device=self._device)
+        group, sizes = self.axis.group, self._sizes(batch)
+        hidden: tuple[Tensor, ...] = ()
         with self._feeding([batch], context):
             for stage, module in zip(self.numbers, self.modules, strict=True):
                 before, after = stage - 1, stage + 1
-                hidden: tuple[Tensor, ...] = ()
-                if stage:
-                    if before not in self.numbers:
-                        x = self._empty(shape, module)
+                if stage and before not in self.numbers:
+                    hidden = tuple(
+                        self._empty(sizes[stack], module) for stack in self._crossing(stage)
+                    )
+                    for x in hidden:
                         distributed.recv(x, self._rank_of(before), group)
-                    hidden = (x,)
-                x = module(*hidden)
+                out = module(*hidden)
+                hidden = out if isinstance(out, tuple) else (out,)
                 if after < self.count and after not in self.numbers:
-                    distributed.send(x.contiguous(), self._rank_of(after), group)
-        return x.view(self._values) if self._has_last else none
+                    for x in hidden:
+                        distributed.send(x.contiguous(), self._rank_of(after), group)
+        return hidden[0].view(self._values) if self._has_last else none
 
     @property
     def _has_last(self) -> bool:
@@ -200,10 +210,18 @@ class Pipeline:
         finally:
             self._feed.batches, self._feed.profiler_range = (), no_range
 
-    def _hidden_shape(self, batch: Batch) -> tuple[int, int, int]:
-        tokens_BS = batch[self._family.tokens]
+    def _sizes(self, batch: Batch) -> Sizes:
+        """Return the size of the hidden states of each stack."""
         parts = self.layout.tensor if self.layout.sequence else 1
-        return tokens_BS.shape[0], tokens_BS.shape[1] // parts, self._hidden_size
+        tokens = [batch[stack.tokens].shape for stack in self._stacks]
+        return tuple((size[0], size[1] // parts, self._hidden_size) for size in tokens)
+
+    def _crossing(self, stage: int) -> list[int]:
+        """Return the stacks whose states a stage gets from the one before."""
+        if stage == 0:
+            return []
+        own, before = stack_of(stage, self.layout), stack_of(stage - 1, self.layout)
+        return [*range(own), own] if before == own else [before]
 
     def _empty(self, shape: tuple[int, ...], module: nn.Module) -> Tensor:
         return torch.empty(shape, dtype=next(module.parameters()).dtype, device=self._device)
@@ -213,13 +231,13 @@ class Pipeline:
 
         A schedule holds receive buffers for each micro-batch; the old ones are freed first.
         """
-        shape = self._hidden_shape(batch)
-        if self._schedule_key != (count, *shape):
+        sizes = self._sizes(batch)
+        if self._schedule_key != (count, sizes):
             self._cached = None
-            self._cached, self._schedule_key = self._new_schedule(shape, count), (count, *shape)
+            self._cached, self._schedule_key = self._new_schedule(sizes, count), (count, sizes)
         return self._cached
 
-    def _new_schedule(self, shape: tuple[int, int, int], count: int) -> Any:
+    def _new_schedule(self, sizes: Sizes, count: int) -> Any:
         from torch.distributed.pipelining import schedules
 
         several, kind = {
@@ -230,7 +248,7 @@ class Pipeline:
             "zero-bubble-v": (True, schedules.ScheduleZBVZeroBubble),
         }[self.layout.schedule]
         stages = [
-            self._stage(number, module, shape)
+            self._stage(number, module, sizes)
             for number, module in zip(self.numbers, self.modules, strict=True)
         ]
         make: Any = kind
@@ -253,22 +271,29 @@ class Pipeline:
         count = len(self._family.losses) + len(self._family.accuracies)
         return (count,) if count > 1 else ()
 
-    def _stage(self, number: int, module: StageModule, shape: tuple[int, int, int]) -> Any:
+    def _stage(self, number: int, module: StageModule, sizes: Sizes) -> Any:
         from torch.distributed.pipelining import PipelineStage
 
         dtype = next(module.parameters()).dtype
-        hidden = torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
         wide = torch.promote_types(dtype, torch.float32)
         terms = len(self._family.losses)
         loss = torch.empty(terms, dtype=wide, device="meta", requires_grad=True)
+
+        def states(stage: int) -> tuple[Tensor, ...]:
+            return tuple(
+                torch.empty(sizes[stack], dtype=dtype, device="meta", requires_grad=True)
+                for stack in self._crossing(stage)
+            )
+
+        last = number == self.count - 1
+        before, after = states(number), () if last else states(number + 1)
         tensors: dict[str, Any] = {
-            "input_args": () if number == 0 else (hidden,),
-            "output_args": (loss if number == self.count - 1 else hidden,),
+            "input_args": before,
+            "output_args": (loss,) if last else after,
         }
         if STAGE_GRADIENTS:
-            grad = hidden.detach()
-            tensors["input_grads"] = () if number == 0 else (grad,)
-            tensors["output_grads"] = () if number == self.count - 1 else (grad,)
+            tensors["input_grads"] = tuple(x.detach() for x in before)
+            tensors["output_grads"] = tuple(x.detach() for x in after)
         stage: Any = PipelineStage(
             module, number, self.count, self._device, group=self.axis.group, **tensors
         )

@@ -28,6 +28,7 @@ ORIGINAL = (
     "--position-embedding-type relative --normalization RMSNorm --no-add-bias-linear"
     " --no-t5-head-bias --no-t5-scaled-attention --t5-scaled-head --t5-feed-forward relu"
 )
+PP = "--pipeline-model-parallel-size 2"
 CLOSE = 2e-6
 
 
@@ -106,6 +107,7 @@ def test_resuming(
     "more",
     [
         "--tensor-model-parallel-size 2 --sequence-parallel",
+        pytest.param(f"{PP} --pipeline-schedule gpipe --recompute full", marks=pytest.mark.full),
         pytest.param("", marks=pytest.mark.full),
         pytest.param("--zero-stage 1", marks=pytest.mark.full),
     ],
@@ -121,6 +123,35 @@ def test_processes(train: Any, as_ranks: Any, spans: Callable[..., str], more: s
     for one, other in zip(run.rows, whole.rows, strict=True):
         assert one["loss"] == pytest.approx(other["loss"], rel=CLOSE)
         assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=CLOSE * 10)
+
+
+@pytest.mark.distributed
+def test_a_pipeline_continues(
+    train: Any, as_ranks: Any, spans: Callable[..., str], assert_same: Any
+) -> None:
+    """A run of encoder and decoder in two processes is the run of one, and continues bit for bit.
+
+    One process continues it, and it continues the run of one process.
+    """
+    prefix = spans()
+    flags = f"{FLAGS} {ORIGINAL} --data-path {prefix} --make-vocab-size-divisible-by 16"
+    whole = train("whole", flags, prefix)
+    assert whole.status == 0, whole.err
+    divided = as_ranks("divided", f"{flags} {PP}", [RANK, RANK])
+    assert divided.status == 0, divided.err
+    assert "stages    encoder layers 0-1 | decoder layers 0" in divided.err
+    half = "checkpoints/iter_0000003"
+    again = as_ranks("again", f"{flags} {PP} --load {divided.directory}/{half}", [RANK, RANK])
+    assert again.status == 0, again.err
+    assert again.curve() == divided.curve()[3:]
+    assert_same(again.saved(), divided.saved())
+    joined = train("joined", f"{flags} --load {divided.directory}/{half}", prefix)
+    parted = as_ranks("parted", f"{flags} {PP} --load {whole.directory}/{half}", [RANK, RANK])
+    for run in (divided, joined, parted):
+        assert run.status == 0, run.err
+        for one, other in zip(run.rows[::-1], whole.rows[::-1], strict=False):
+            assert one["loss"] == pytest.approx(other["loss"], rel=CLOSE)
+            assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=CLOSE * 10)
 
 
 def test_a_run_goes_away_and_back(
@@ -150,7 +181,7 @@ def test_a_run_goes_away_and_back(
         ({"sentinels": 1}, "--seq-length 128", "needs more sentinels than the tokenizer's 1"),
         ({"sentences": 1}, "--seq-length 8", "is not split into sentences, of which T5's"),
         ({}, "--decoder-seq-length 2", "`--decoder-seq-length 2` is too short for T5"),
-        ({}, "--pipeline-model-parallel-size 2", "is not supported by T5 models"),
+        ({}, "--context-parallel-size 2", "is not supported by T5 models"),
     ],
 )
 def test_what_does_not_fit(

@@ -5,10 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from lmcore.model.family import named_family
+
 if TYPE_CHECKING:
     from lmcore.config.section import Config
 
-__all__ = ["ParallelLayout"]
+__all__ = ["ParallelLayout", "pipeline_split"]
+
+
+def pipeline_split(config: Config) -> int:
+    """Return the first process of the pipeline with layers of a model's second stack, or 0.
+
+    Args:
+        config: Settings, which may be wrong.
+    """
+    sizes, model = config.parallel, config.model
+    size = sizes.pipeline_model_parallel_size
+    family = named_family(model.model_family or "")
+    if size == 1 or family is None or family.stacks is None or not family.pipelines:
+        return 0
+    split = sizes.pipeline_model_parallel_split_rank
+    return size // 2 if split is None else split
 
 
 @dataclass(frozen=True)
@@ -29,6 +46,8 @@ class ParallelLayout:
             too.
         stages_per_process: Number of pipeline stages on each process.
         schedule: One of `lmcore.config.section.parallel.SCHEDULES`.
+        pipeline_split: First process of the pipeline with layers of a model's second stack; 0: its
+            layers are one stack.
     """
 
     tensor: int = 1
@@ -40,6 +59,7 @@ class ParallelLayout:
     zero_stage: int = 0
     stages_per_process: int = 1
     schedule: str = "1f1b"
+    pipeline_split: int = 0
 
     @classmethod
     def of(cls, config: Config, world_size: int) -> ParallelLayout:
@@ -77,6 +97,7 @@ class ParallelLayout:
             zero_stage=zero_stage if data * context > 1 else 0,
             stages_per_process=stages if pipeline > 1 else 1,
             schedule=schedule,
+            pipeline_split=pipeline_split(config),
         )
 
     @property
@@ -99,7 +120,8 @@ class ParallelLayout:
             parts.append(f"context {self.context}")
         if self.pipeline > 1:
             stages = f", {self.stages_per_process} stages each" * (self.stages_per_process > 1)
-            parts.append(f"pipeline {self.pipeline} ({self.schedule}{stages})")
+            split = f", split at {self.pipeline_split}" * bool(self.pipeline_split)
+            parts.append(f"pipeline {self.pipeline} ({self.schedule}{stages}{split})")
         notes = [f"ZeRO-{self.zero_stage}"] if self.zero_stage else []
         if self.zero_stage and self.replicas > 1:
             notes.append(f"{self.replicas} replicas")

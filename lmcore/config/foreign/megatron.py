@@ -319,11 +319,6 @@ UNSUPPORTED: Mapping[str, str] = {
     **_all(_IN_CORPUS, "--shuffle-sample-in-corpus", "--blend-sample-in-corpus"),
     **FURTHER_UNSUPPORTED,
     **_all("leave it out: the loss is computed in fp32", "--fp16-lm-cross-entropy"),
-    **_all(
-        "leave it out: pipelines of T5 are not supported; use `--tensor-model-parallel-size` or "
-        "`--zero-stage 3`",
-        "--pipeline-model-parallel-split-rank",
-    ),
     **_all(_ENGINE, "--deepscale", "--deepspeed-mpi"),
     **_all(_ENGINE_FILE, "--deepscale-config"),
     **_all("use `--global-batch-size N`", "--num-microbatches-in-minibatch"),

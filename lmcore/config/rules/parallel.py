@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from lmcore.base.errors import ConfigError, LmcoreError, suggestion
-from lmcore.config.derived.layout import ParallelLayout
-from lmcore.config.derived.model_math import ffn_hidden_size, num_query_groups
+from lmcore.base.errors import ConfigError, LmcoreError, counted, suggestion
+from lmcore.config.derived.layout import ParallelLayout, pipeline_split
+from lmcore.config.derived.model_math import ffn_hidden_size, model_shape, num_query_groups
 from lmcore.config.engine import beyond, offloading
 from lmcore.config.option import flag_of
 from lmcore.config.rules import Problems, Rule
 from lmcore.config.rules.optimizer import optimizer_layout_problems
 from lmcore.config.settings import LoadedConfig
+from lmcore.model.family import Family, named_family
 from lmcore.model.training_engine import absent_plugins, engine_named, engines
 
 __all__ = [
@@ -158,6 +159,11 @@ def _pipeline(loaded: LoadedConfig) -> Problems:
     per_stage = parallel.num_layers_per_virtual_pipeline_stage
     if size == 1:
         return
+    family = named_family(loaded.config.model.model_family or "")
+    if family is not None and family.stacks is not None:
+        if family.pipelines:
+            yield from _two_stacks(loaded, family)
+        return
     if layers < size:
         yield ConfigError(
             f"{loaded.shown('num_layers')} is less than "
@@ -169,6 +175,46 @@ def _pipeline(loaded: LoadedConfig) -> Problems:
         yield _unequal_stages(loaded, layers, size)
     else:
         yield from _schedule(loaded, layers, size)
+
+
+def _two_stacks(loaded: LoadedConfig, family: Family) -> Problems:
+    """Yield what is wrong with the pipeline of an encoder and a decoder."""
+    parallel, size = loaded.config.parallel, loaded.config.parallel.pipeline_model_parallel_size
+    for name, wrong in (
+        ("pipeline_schedule", parallel.pipeline_schedule not in {None, "1f1b", "gpipe"}),
+        (
+            "num_layers_per_virtual_pipeline_stage",
+            parallel.num_layers_per_virtual_pipeline_stage is not None,
+        ),
+    ):
+        if wrong:
+            yield ConfigError(
+                f"{loaded.shown(name)} is not supported by {family.name} models",
+                why="each process of their pipeline has one stage, of the encoder or the decoder",
+                hint="use `--pipeline-schedule 1f1b` or `--pipeline-schedule gpipe`"
+                if name == "pipeline_schedule"
+                else "leave it out",
+            )
+    split = pipeline_split(loaded.config)
+    if not 0 < split < size:
+        yield ConfigError(
+            f"{loaded.shown('pipeline_model_parallel_split_rank')} leaves the "
+            f"{'encoder' if split <= 0 else 'decoder'} without a process",
+            why=f"the pipeline has {size} processes, and the decoder begins at that one",
+            hint=f"use `--pipeline-model-parallel-split-rank {size // 2}`, or leave it out",
+        )
+        return
+    assert family.stacks is not None
+    shape = model_shape(loaded.config.model, 1, loaded.config)
+    for stack, stages in zip(family.stacks(shape), (split, size - split), strict=True):
+        if stack.num_layers < stages:
+            yield ConfigError(
+                f"the {stack.name} has {counted(stack.num_layers, 'layer')}, fewer than its "
+                f"{stages} stages of the pipeline",
+                why="each stage has at least one layer",
+                hint="use a smaller `--pipeline-model-parallel-size`, another "
+                "`--pipeline-model-parallel-split-rank`, or more layers",
+            )
 
 
 def _unequal_stages(loaded: LoadedConfig, layers: int, size: int) -> LmcoreError:

@@ -41,6 +41,10 @@ _ZERO = Need(
     ),
     refused="without it all data-parallel processes are replicas anyway",
 )
+_SPLIT = Need(
+    "`--model-family t5 --pipeline-model-parallel-size`",
+    lambda run: run.family in {"T5", ""} and run.config.parallel.pipeline_model_parallel_size > 1,
+)
 ENGINE_FILE = "deepspeed_config"
 """Option that names a file of an engine's settings."""
 _OFFLOADS = Need("`--engine deepspeed`", lambda run: run.config.parallel.offloads)
@@ -70,6 +74,13 @@ class ParallelSection:
     )
     pipeline_model_parallel_size: int = option(
         1, "Pipeline-parallel size: processes that divide the layers.", minimum=1, on_resume=FREE
+    )
+    pipeline_model_parallel_split_rank: int | None = option(
+        None,
+        "First process of the pipeline with layers of the decoder of an encoder-decoder model; "
+        "default: half of the pipeline's size.",
+        on_resume=FREE,
+        needs=_SPLIT,
     )
     num_layers_per_virtual_pipeline_stage: int | None = option(
         None,

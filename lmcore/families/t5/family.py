@@ -78,7 +78,7 @@ def parameters(shape: ModelShape) -> list[Parameter]:
                 table += cross_attention_rows(f"{stack}.{layer}.cross_attention", blocks)
         table += norm_rows(f"{stack}_norm", shape)
     if own["t5_head_bias"]:
-        table.append(Parameter("head_bias", rows[:1], ZEROS, Split(0), rows_are_tokens=True))
+        table.append(Parameter("head.bias", rows[:1], ZEROS, Split(0), rows_are_tokens=True))
     tied_to = table[0].name if shape.tied else ""
     head = Parameter("output_embedding.weight", rows, usual, Split(0), True, tied_to)  # noqa: FBT003
     return [*table, head]
@@ -121,11 +121,6 @@ def rules(loaded: LoadedConfig) -> Iterator[ConfigError]:
             config.parallel.context_parallel_size > 1,
             "the decoder attends to a sequence of another length, the encoder's",
             "use `--sequence-parallel`, which divides activations as well",
-        ),
-        "pipeline_model_parallel_size": (
-            config.parallel.pipeline_model_parallel_size > 1,
-            "each stage would have to pass on the encoder's result beside its own",
-            "use `--tensor-model-parallel-size` or `--zero-stage 3`",
         ),
         **{
             name: (

@@ -34,7 +34,7 @@ def _values(args: Mapping[str, Any], sizes: Mapping[str, tuple[int, ...]]) -> di
         "t5_feed_forward": "gated-silu" if args.get("swiglu") else "gelu",
         "t5_scaled_attention": True,
         "t5_scaled_head": False,
-        "t5_head_bias": "head_bias" in sizes,
+        "t5_head_bias": "head.bias" in sizes,
         "relative_attention_num_buckets": args.get("relative_attention_num_buckets") or 32,
         "relative_attention_max_distance": args.get("relative_attention_max_distance") or 128,
     }
@@ -86,7 +86,7 @@ NAMES = MegatronNames(
         "encoder_norm": "encoder.final_layernorm",
         "decoder_norm": "decoder.final_layernorm",
         "output_embedding": "lm_head.output_layer",
-        "head_bias": "lm_head.output_layer.bias",
+        "head.bias": "lm_head.output_layer.bias",
     },
     legacy={
         "token_embedding": "language_model.embedding.word_embeddings",
@@ -94,13 +94,13 @@ NAMES = MegatronNames(
         "encoder_norm": "language_model.encoder.final_norm",
         "decoder_norm": "language_model.decoder.final_norm",
         "output_embedding": "language_model.output_layer",
-        "head_bias": "lm_head.bias",
+        "head.bias": "lm_head.bias",
     },
     older={
         "encoder.final_layernorm": "encoder_norm",
         "decoder.final_layernorm": "decoder_norm",
         "position_embeddings": "position_embedding",
-        "output_layer.bias": "head_bias",
+        "output_layer.bias": "head.bias",
     },
     stacks={
         "encoder": Stack("encoder", norm="encoder_norm"),

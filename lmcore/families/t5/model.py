@@ -21,12 +21,13 @@ from lmcore.families.protocol import SourceLM, TensorParallelPlan
 from lmcore.families.recompute import KEEP_ALL, Recompute
 from lmcore.families.t5.block import DecoderBlock, EncoderBlock, RelativeBias
 from lmcore.families.t5.cache import T5Cache
-from lmcore.families.t5.family import stack_shape
+from lmcore.families.t5.family import decoder_layers, stack_shape
+from lmcore.model.shape import ModelPart
 
 if TYPE_CHECKING:
     from lmcore.families.op_binding import OpBinding
     from lmcore.families.t5.cache import DecoderView
-    from lmcore.model.shape import ModelPart, ModelShape
+    from lmcore.model.shape import ModelShape
 
 __all__ = ["T5Model"]
 
@@ -44,15 +45,16 @@ class T5Model(BlockModel, SourceLM):
         part: ModelPart | None = None,
     ) -> None:
         """Build the model; see `Model`."""
+        layers = shape.num_layers + decoder_layers(shape)
+        part = part or ModelPart(tuple(range(layers)))
         super().__init__(shape, ops, recompute, masked=masked, part=part)
-        if not (self.part.embedding and self.part.head):
-            raise self.unsupported("--pipeline-model-parallel-size")
-        own = shape.own
-        activation: str = own["t5_feed_forward"].removeprefix("gated-")
-        self.token_embedding = Embedding(shape.padded_vocab_size, shape.hidden_size)
-        if shape.learned_positions:
+        held = self._held(part)
+        activation: str = shape.own["t5_feed_forward"].removeprefix("gated-")
+        if "token_embedding" in held:
+            self.token_embedding = Embedding(shape.padded_vocab_size, shape.hidden_size)
+        if "position_embedding" in held:
             self.position_embedding = Embedding(shape.max_position_embeddings, shape.hidden_size)
-        if shape.relative_positions:
+        if "encoder_bias" in held:
             self.encoder_bias = RelativeBias(shape, bidirectional=True)
         run, blocks = recompute.attention, stack_shape(shape, decoder=False)
         self.encoder = nn.ModuleDict(
@@ -60,27 +62,63 @@ class T5Model(BlockModel, SourceLM):
                 str(number): EncoderBlock(
                     blocks, ops, run, masked=True, causal=False, activation=activation
                 )
-                for number in range(blocks.num_layers)
+                for number in part.layers
+                if number < shape.num_layers
             }
         )
-        self.encoder_norm = norm_of(shape, ops)
-        if shape.relative_positions:
+        if "encoder_norm" in held:
+            self.encoder_norm = norm_of(shape, ops)
+        if "decoder_bias" in held:
             self.decoder_bias = RelativeBias(shape, bidirectional=False)
         blocks = stack_shape(shape, decoder=True)
         self.decoder = nn.ModuleDict(
             {
-                str(number): DecoderBlock(blocks, ops, run, masked=masked, activation=activation)
-                for number in range(blocks.num_layers)
+                str(number - shape.num_layers): DecoderBlock(
+                    blocks, ops, run, masked=masked, activation=activation
+                )
+                for number in part.layers
+                if number >= shape.num_layers
             }
         )
-        self.decoder_norm = norm_of(shape, ops)
-        self.build_heads(ops)
+        if part.head:
+            self.decoder_norm = norm_of(shape, ops)
+            self.build_heads(ops)
+
+    def _held(self, part: ModelPart) -> frozenset[str]:
+        """Return the modules that a part has beside its layers."""
+        shape, layers = self.shape, frozenset(part.layers)
+        encodes, decodes = min(layers) < shape.num_layers, max(layers) >= shape.num_layers
+        embeds = not layers.isdisjoint({0, shape.num_layers})  # the first of each stack
+        held = {
+            "token_embedding": embeds or (part.head and shape.tied),
+            "position_embedding": embeds and shape.learned_positions,
+            "encoder_bias": encodes and shape.relative_positions,
+            "encoder_norm": shape.num_layers - 1 in layers,
+            "decoder_bias": decodes and shape.relative_positions,
+            **dict.fromkeys(("decoder_norm", "head", "output_embedding"), part.head),
+        }
+        return frozenset(name for name, has in held.items() if has)
+
+    def holders(self, parts: Sequence[ModelPart]) -> dict[str, tuple[int, ...]]:
+        """Return the parts that hold each parameter that several parts hold; see `Model`.
+
+        Both stacks embed tokens, and every stage of a stack has the bias for distances.
+        """
+        of_parts = [self._held(part) for part in parts]
+        found = {
+            name: tuple(
+                number for number, held in enumerate(of_parts) if name.partition(".")[0] in held
+            )
+            for name in self.table
+        }
+        return {name: numbers for name, numbers in found.items() if len(numbers) > 1}
 
     def build_heads(self, ops: OpBinding) -> None:
         """Build the head."""
         shape = self.shape
         biased = shape.own["t5_head_bias"]
-        self.head_bias = nn.Parameter(torch.zeros(shape.padded_vocab_size)) if biased else None
+        if biased:
+            self.head = _HeadBias(shape.padded_vocab_size)
         if not shape.tied:
             self.output_embedding = Embedding(shape.padded_vocab_size, shape.hidden_size)
         self.head_loss = HeadLoss(shape, ops, bias=biased)
@@ -109,13 +147,23 @@ class T5Model(BlockModel, SourceLM):
     @property
     def head_modules(self) -> dict[str, nn.Module]:
         """Modules of the head by attribute name, without the token embedding."""
-        return self.present("output_embedding")
+        return self.present("output_embedding", "head")
+
+    def stage_modules(self, *, first: bool, last: bool) -> dict[str, nn.Module]:  # noqa: ARG002
+        """Return embeddings, biases, norms and head: all that this part has, which is one stage."""
+        names = ("token_embedding", "position_embedding", "encoder_bias", "encoder_norm")
+        return self.present(*names, "decoder_bias", "decoder_norm") | self.head_modules
 
     @property
     def head_weight(self) -> Tensor:
         """Weight of the head, [V, H]."""
         rows = self.token_embedding if self.shape.tied else self.output_embedding
         return rows.weight
+
+    @property
+    def head_bias(self) -> Tensor | None:
+        """Bias of the head, [V], if it has one."""
+        return self.head.bias if "head" in self._modules else None
 
     def embed(self, tokens_BS: Tensor, positions_BS: Tensor | None = None) -> Tensor:
         """Return the hidden states before the first block of a stack.
@@ -243,29 +291,60 @@ class T5Model(BlockModel, SourceLM):
         """Return the tensor parallelism of this narrow model: all stacks are split as in GPT."""
         crossed = [block.cross_attention for block in self.decoder_blocks]
         inputs: list[Linear] = [one for each in crossed for one in (each.query, each.key_value)]
+        embeds = not frozenset(self.part.layers).isdisjoint({0, self.shape.num_layers})
+        learned = "position_embedding" in self._modules
         return TensorParallelPlan(
             column=[*self.column_linears(), *inputs],
             row=[*self.row_linears(), *(each.output for each in crossed)],
-            token_embedding=self.token_embedding,
-            replicated_embeddings=[self.position_embedding] if self.shape.learned_positions else [],
-            head_norm=self.decoder_norm,
+            token_embedding=self.token_embedding if embeds else None,
+            replicated_embeddings=[self.position_embedding] if learned else [],
+            head_norm=self.decoder_norm if self.part.head else None,
         )
 
     def run_stage(
         self,
-        hidden_BSH: Tensor | None,
+        hidden_BSH: Tensor | tuple[Tensor, Tensor] | None,
         batch: Mapping[str, Tensor],
         layers: Sequence[Callable[..., Tensor]],
         *,
         last: bool,
+    ) -> Any:
+        """Return the states after a pipeline stage, which has blocks of one stack; see `Model`."""
+        tokens_BD, padding_BS = batch.get("decoder_tokens_BD"), batch.get("padding_BS")
+        if tokens_BD is None:
+            assert isinstance(hidden_BSH, Tensor), "without a decoder's tokens there are states"
+            return self._run_alone(hidden_BSH, batch, layers)
+        if not isinstance(layers[0], DecoderBlock):
+            tokens_BS = batch["tokens_BS"]
+            x_BSH = self.embed(tokens_BS) if hidden_BSH is None else hidden_BSH
+            assert isinstance(x_BSH, Tensor), "the encoder's stages have one stack's states"
+            mask = self._encoder_mask(tokens_BS, padding_BS, None)
+            x_BSH = self.run_layers(x_BSH, layers, mask_B1SS=mask)
+            if "encoder_norm" not in self._modules:
+                return x_BSH
+            memory: Tensor = self.encoder_norm(x_BSH)
+            return memory.to(x_BSH.dtype)  # that the next stage waits for
+        assert hidden_BSH is not None, "the decoder's stages follow the encoder's"
+        if isinstance(hidden_BSH, Tensor):
+            hidden_BSH = (hidden_BSH, self.embed(tokens_BD))
+        memory_BSH, x_BDH = hidden_BSH
+        given = self._decoder_masks(tokens_BD, padding_BS, None)
+        x_BDH = self.run_layers(x_BDH, layers, memory_BTH=memory_BSH, **given)
+        if last:
+            return self.losses_of(self._before_head(x_BDH), batch)
+        return memory_BSH, x_BDH
+
+    def _run_alone(
+        self,
+        hidden_BSH: Tensor,
+        batch: Mapping[str, Tensor],
+        layers: Sequence[Callable[..., Tensor]],
     ) -> Tensor:
         """Return the hidden states after some blocks of one stack, to see their products.
 
         The states of the encoder are the hidden states themselves; distances have no bias, as its
         table may have no memory.
         """
-        assert hidden_BSH is not None, "pipelines are refused"
-        assert not last, "pipelines are refused"
         given: dict[str, Any] = {}
         if self.shape.relative_positions:
             length = batch["tokens_BS"].shape[1]
@@ -298,6 +377,14 @@ class T5Model(BlockModel, SourceLM):
             size = (-1, 1, tokens_BD.shape[1], -1)
             given["memory_mask_B1ST"] = padding_BS[:, None, None, :].expand(size)
         return given
+
+
+class _HeadBias(nn.Module):
+    """Bias of the head for each token."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(rows))
 
 
 def _places(tokens_BS: Tensor, positions_BS: Tensor | None) -> Tensor:

@@ -23,7 +23,7 @@ from lmcore.generation.parallel.messages import MessageChannel
 from lmcore.generation.parallel.part import PartRunner
 from lmcore.generation.text_model import Execution
 from lmcore.generation.weights.fix import fix_weights
-from lmcore.model.shape import ModelPart
+from lmcore.model.family import stacks_of
 from lmcore.parallel import tensor_parallel
 from lmcore.parallel.mesh import ParallelMesh
 from lmcore.parallel.pipeline_split import own_part
@@ -126,9 +126,9 @@ def _directory(path: Path, weights: WeightReader | None) -> Path:
 
 def _part(shape: ModelShape, mesh: ParallelMesh, runtime: Runtime, path: Path) -> CausalLM:
     """Return this rank's part of the model, whose parameters have no memory."""
-    part = ModelPart.whole(shape)
+    part = None
     if mesh.pipeline.size > 1:
-        part = own_part(shape.num_layers, mesh.pipeline.rank, mesh.layout)
+        part = own_part(stacks_of(shape), mesh.pipeline.rank, mesh.layout)
     return described_model(shape.narrowed(mesh.tensor.size), runtime, path, part)
 
 

@@ -14,7 +14,7 @@ import torch
 from lmcore.base.errors import counted
 from lmcore.config.derived.model_math import num_query_groups
 from lmcore.data.indexed.metadata import read_metadata
-from lmcore.model.family import family_of, layers_in_words
+from lmcore.model.family import family_of, layers_in_words, stacks_of
 from lmcore.parallel.pipeline_split import stages_in_words
 from lmcore.train.compilation import compiles_blocks
 from lmcore.train.diagnose.memory_breakdown import in_units
@@ -173,7 +173,7 @@ def _hardware(plan: RunPlan, runtime: Runtime, products: ModelProducts | None) -
     if processes:
         yield f"layout    {plan.layout.words}"
     if plan.layout.pipeline > 1:
-        yield f"stages    {stages_in_words(plan.config.model.num_layers, plan.layout)}"
+        yield f"stages    {stages_in_words(stacks_of(plan.shape), plan.layout)}"
     # Tensor parallelism, and another engine's half-precision weights, replace or narrow the head.
     own_head = plan.layout.tensor == 1 and plan.config.parallel.by_layout
     wider = products.wider_words(head=own_head) if products else ""

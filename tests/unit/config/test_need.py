@@ -215,6 +215,7 @@ CASES = [
     ("--recompute full", "--recompute selective", "--recompute-num-layers 2"),
     (f"{TWO} --tensor-model-parallel-size 2", TWO, "--sequence-parallel"),
     (PIPELINE, "", "--num-layers-per-virtual-pipeline-stage 1"),
+    (f"{PIPELINE} --model-family t5", PIPELINE, "--pipeline-model-parallel-split-rank 1"),
     (PIPELINE, TWO, "--pipeline-schedule gpipe"),
     (
         TWO,

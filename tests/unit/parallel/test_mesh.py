@@ -6,15 +6,20 @@ import collections
 from collections.abc import Sequence
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lmcore.config.derived.layout import ParallelLayout
 from lmcore.config.section.parallel import SCHEDULES
+from lmcore.contract import OP_SPECS, OpTable
+from lmcore.families.gpt.model import GPT
+from lmcore.families.op_binding import OpBinding
+from lmcore.model.family import Stack
+from lmcore.model.shape import ModelShape
 from lmcore.parallel.mesh import Axis, ParallelMesh
+from lmcore.parallel.pipeline_split import own_part
 
-AXES = ("tensor", "context", "pipeline", "replicas", "shards", "shard_replicas", "pipeline_ends")
+AXES = ("tensor", "context", "pipeline", "replicas", "shards", "shard_replicas")
 
 
 @st.composite
@@ -94,7 +99,7 @@ def test_samples_are_shared_out(layout: ParallelLayout) -> None:
     meshes = [mesh_of(layout, rank)[0] for rank in range(layout.world_size)]
     for rank, mesh in enumerate(meshes):
         found[mesh.data_rank].append(rank)
-        for axis in (mesh.tensor, mesh.context, mesh.pipeline, mesh.pipeline_ends):
+        for axis in (mesh.tensor, mesh.context, mesh.pipeline):
             assert {meshes[other].data_rank for other in axis.ranks} == {mesh.data_rank}
     assert sorted(found) == list(range(layout.data))
     assert {len(ranks) for ranks in found.values()} == {layout.world_size // layout.data}
@@ -120,14 +125,24 @@ def test_shards_lie_within_a_replica() -> None:
     assert mesh.replicas.ranks == tuple(range(8))
 
 
-@pytest.mark.parametrize(
-    "schedule,ends", [("1f1b", [(0, 3), (1,), (2,), (0, 3)]), ("zero-bubble-v", [(0,), (1,)])]
-)
-def test_pipeline_ends(schedule: str, ends: list[tuple[int, ...]]) -> None:
-    """First and last stage share the embedding, unless one rank has both."""
-    layout = ParallelLayout(pipeline=4, schedule=schedule, stages_per_process=2)
-    for rank, ranks in enumerate(ends):
-        assert mesh_of(layout, rank)[0].pipeline_ends.ranks == ranks
+def test_holders_in_a_pipeline() -> None:
+    """Ranks that share a weight are an axis; all ranks create the group of each pipeline."""
+    layout = ParallelLayout(pipeline=4, tensor=2)
+    for rank, ranks in enumerate([(0, 4, 6), (1, 5, 7), (2,), (3,), (0, 4, 6), (1, 5, 7)]):
+        mesh, made = mesh_of(layout, rank)
+        assert mesh.pipeline_holders((0, 2, 3)).ranks == ranks
+        assert made[-2:] == [(0, 4, 6), (1, 5, 7)]
+
+
+def test_ends_share_a_tied_embedding() -> None:
+    """The first and the last part do, unless one rank has both."""
+    shape = ModelShape(4, 8, 2, 16, 8, 16)
+    model = GPT(shape, OpBinding(OpTable(OP_SPECS), "cpu", "float32"))
+    for schedule, stages, holders in (("1f1b", 1, (0, 3)), ("zero-bubble-v", 2, None)):
+        layout = ParallelLayout(pipeline=4, schedule=schedule, stages_per_process=stages)
+        stacks = (Stack("", 4 * stages, "tokens_BS"),)
+        found = model.holders([own_part(stacks, rank, layout) for rank in range(4)])
+        assert found == ({} if holders is None else {"token_embedding.weight": holders})
 
 
 def test_one_process_makes_no_group() -> None:
@@ -141,17 +156,17 @@ def test_replica_groups(layout: ParallelLayout, tensor: bool, ends: bool) -> Non
     """Ranks hold the same part if the axes that it is replicated over connect them."""
     meshes = [mesh_of(layout, rank)[0] for rank in range(layout.world_size)]
     connects = ends and meshes[0].pipeline.size > 1
+    holders = (0, layout.pipeline - 1) if connects else ()
+    ends_of = [mesh.pipeline_holders(holders) for mesh in meshes] if connects else []
     groups = {(mesh.rank,) for mesh in meshes}
     names = ["shard_replicas" if layout.zero_stage else "replicas", *(["tensor"] * tensor)]
-    for name in [*names, *(["pipeline_ends"] * connects)]:
-        for mesh in meshes:
-            joined = [group for group in groups if set(group) & set(getattr(mesh, name).ranks)]
-            groups = (groups - set(joined)) | {tuple(sorted(sum(joined, ())))}
-    if connects and layout.schedule != "zero-bubble-v":
+    axes = [getattr(mesh, name) for name in names for mesh in meshes]
+    for axis in [*axes, *ends_of]:
+        joined = [group for group in groups if set(group) & set(axis.ranks)]
+        groups = (groups - set(joined)) | {tuple(sorted(sum(joined, ())))}
+    if connects:
         size = layout.world_size // layout.pipeline
         middle = range(size, layout.world_size - size)
         groups = {group for group in groups if not set(group) & set(middle)}
-    if connects and layout.schedule == "zero-bubble-v":
-        return  # one rank has both ends: no parameter is in this class
-    found = meshes[0].replica_groups(tensor=tensor, ends=connects).tolist()
+    found = meshes[0].replica_groups(tensor=tensor, holders=holders).tolist()
     assert {tuple(sorted(group)) for group in found} == groups

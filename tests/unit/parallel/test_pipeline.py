@@ -11,7 +11,7 @@ import torch
 
 from lmcore.config.derived.layout import ParallelLayout
 from lmcore.families.gpt.family import GPT
-from lmcore.model.shape import ModelPart
+from lmcore.model.shape import ModelPart, ModelShape
 from lmcore.parallel.mesh import Axis, ParallelMesh
 from lmcore.parallel.parallel_model import ParallelModel
 from lmcore.parallel.pipeline import Pipeline, _with_equal_sizes
@@ -29,7 +29,7 @@ def pipeline(monkeypatch: pytest.MonkeyPatch) -> Pipeline:
     assert mesh.pipeline == Axis(1, 3, (0, 1, 2), group)
 
     model: Any = SimpleNamespace(
-        shape=SimpleNamespace(num_layers=3, hidden_size=4),
+        shape=ModelShape(3, 4, 1, 4, 8, 8),
         part=ModelPart((1,), embedding=False, head=False),
         layers=[torch.nn.Identity()],
         stage_modules=lambda **_: {},

@@ -9,13 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmcore.config.derived.layout import ParallelLayout
+from lmcore.model.family import Stack
 from lmcore.parallel.pipeline_split import (
     own_part,
     owner_of,
+    stack_of,
     stage_layers,
     stages_in_words,
     stages_of,
 )
+
+
+def stack(layers: int) -> tuple[Stack, ...]:
+    """Return a model's only stack."""
+    return (Stack("", layers, "tokens_BS"),)
 
 
 @st.composite
@@ -34,7 +41,7 @@ def pipelines(draw: st.DrawFn) -> tuple[int, ParallelLayout]:
 def test_stages_have_all_layers_in_order(pipeline: tuple[int, ParallelLayout]) -> None:
     """Stages are split evenly; the first and the last, which have other work, are not larger."""
     layers, layout = pipeline
-    found = stage_layers(layers, layout)
+    found = stage_layers(stack(layers), layout)
     assert len(found) == layout.pipeline * layout.stages_per_process
     assert [layer for stage in found for layer in stage] == list(range(layers))
     sizes = [len(stage) for stage in found]
@@ -46,7 +53,7 @@ def test_stages_have_all_layers_in_order(pipeline: tuple[int, ParallelLayout]) -
 def test_processes_share_out_the_model(pipeline: tuple[int, ParallelLayout]) -> None:
     """Every layer is on one rank; one rank embeds, one has the loss."""
     layers, layout = pipeline
-    parts = [own_part(layers, rank, layout) for rank in range(layout.pipeline)]
+    parts = [own_part(stack(layers), rank, layout) for rank in range(layout.pipeline)]
     assert sorted(layer for part in parts for layer in part.layers) == list(range(layers))
     assert all(list(part.layers) == sorted(part.layers) for part in parts)
     last = 0 if layout.schedule == "zero-bubble-v" else layout.pipeline - 1
@@ -87,4 +94,26 @@ def test_a_v_goes_down_and_up() -> None:
 )
 def test_words(layers: int, layout: ParallelLayout, words: str) -> None:
     """The text lists the layers of each rank."""
-    assert stages_in_words(layers, layout) == words
+    assert stages_in_words(stack(layers), layout) == words
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(0, 9), st.integers(0, 9))
+def test_two_stacks(first: int, second: int, more: int, further: int) -> None:
+    """Each stage has layers of one stack: of the first before the split, of the second after it."""
+    sizes = (first + more, second + further)
+    stacks = [Stack(name, size, "") for name, size in zip("ab", sizes, strict=True)]
+    layout = ParallelLayout(pipeline=first + second, pipeline_split=first)
+    found = stage_layers(stacks, layout)
+    assert [layer for stage in found for layer in stage] == list(range(sum(sizes)))
+    for number, stage in enumerate(found):
+        assert {int(layer >= sizes[0]) for layer in stage} == {stack_of(number, layout)}
+    for own in (found[:first], found[first:]):
+        assert max(map(len, own)) - min(map(len, own)) <= 1
+
+
+def test_two_stacks_in_words() -> None:
+    """Layers are numbered within their stack."""
+    stacks = [Stack("encoder", 3, ""), Stack("decoder", 4, "")]
+    layout = ParallelLayout(pipeline=3, pipeline_split=2)
+    assert stages_in_words(stacks, layout) == "encoder layers 0-1 | 2 | decoder layers 0-3"
+    assert layout.words == "pipeline 3 (1f1b, split at 2)"

@@ -367,7 +367,7 @@ class DeepSpeedModel:
         """Return the weights that all ranks hold, in the dtype of the model; none in stage 3."""
         if self._stage == 3 or self.mesh.replicas.size == 1:
             return []
-        groups = self.mesh.replica_groups(tensor=True, ends=False)
+        groups = self.mesh.replica_groups(tensor=True)
         return [ReplicaClass(groups, dict(self.named_parameters()))]
 
     def reshard(self) -> None:

@@ -12,16 +12,22 @@ from torch import Tensor
 from torch.nn import functional
 
 from lmcore.base.errors import ConfigError
+from lmcore.config.derived.layout import ParallelLayout
 from lmcore.config.load import load_config
 from lmcore.config.validate import validate
 from lmcore.families.op_binding import OpBinding
 from lmcore.families.t5.block import distance_buckets
-from lmcore.families.t5.family import T5, forward_flops, parameters
+from lmcore.families.t5.family import T5, forward_flops, parameters, stacks
 from lmcore.families.t5.model import T5Model
 from lmcore.model.family import family_of, named_family, parameter_shapes
 from lmcore.model.parameters import parameter_count
+from lmcore.parallel.pipeline_split import own_part
 
 from .conftest import KINDS, LATER, ORIGINAL, shape_of
+
+PP = "--global-batch-size 64 --pipeline-model-parallel-size"
+SPLIT = "--pipeline-model-parallel-split-rank"
+VIRTUAL = "--num-layers-per-virtual-pipeline-stage"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -32,6 +38,39 @@ def test_the_table_is_the_modules(kind: str, ops: OpBinding) -> None:
         model = T5Model(shape, ops)
     found = {name: tuple(one.shape) for name, one in model.named_parameters()}
     assert found == parameter_shapes(shape)
+
+
+@pytest.mark.parametrize("size, split", [(2, 1), (3, 1), (3, 2), (5, 2)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_parts_of_a_pipeline(kind: str, size: int, split: int, ops: OpBinding) -> None:
+    """Together they have all parameters; `holders` names the parts that have the same one."""
+    shape = shape_of(**KINDS[kind])
+    layout = ParallelLayout(pipeline=size, pipeline_split=split)
+    parts = [own_part(stacks(shape), rank, layout) for rank in range(size)]
+    with torch.device("meta"):
+        models = [T5Model(shape, ops, part=part) for part in parts]
+    found: dict[str, list[int]] = {}
+    for number, model in enumerate(models):
+        for name, parameter in model.named_parameters():
+            assert tuple(parameter.shape) == parameter_shapes(shape)[name]
+            found.setdefault(name, []).append(number)
+        held = {id(one) for module in model.layers for one in module.parameters()}
+        modules = model.stage_modules(first=number == 0, last=number == size - 1).values()
+        held |= {id(one) for module in modules for one in module.parameters()}
+        assert held == {id(one) for one in model.parameters()}, "ZeRO shards a stage's modules"
+    assert found.keys() == parameter_shapes(shape).keys()
+    several = {name: tuple(numbers) for name, numbers in found.items() if len(numbers) > 1}
+    assert models[0].holders(parts) == several
+    embedding = (0, split) if kind == "1.1" or split == size - 1 else (0, split, size - 1)
+    assert several["token_embedding.weight"] == embedding
+
+
+def test_half_of_a_pipeline_is_the_encoders() -> None:
+    """Unless another process is named."""
+    for more, split in (("", 2), (f" {SPLIT} 1", 1)):
+        config = load_config(f"--model-family t5 {PP} 4{more}".split()).config
+        assert ParallelLayout.of(config, 4).pipeline_split == split
+    assert ParallelLayout.of(load_config(f"{PP} 4".split()).config, 4).pipeline_split == 0
 
 
 @pytest.mark.parametrize(
@@ -104,7 +143,7 @@ def reference(model: T5Model, batch: dict[str, Tensor]) -> Tensor:
     for layer in range(shape.own["decoder_num_layers"]):
         x = block(f"decoder.{layer}", x, later, memory)
     logits = norm("decoder_norm", x) @ weights["token_embedding.weight"].T
-    return logits + weights["head_bias"]
+    return logits + weights["head.bias"]
 
 
 def test_learned_positions(make_t5: Callable[..., T5Model], batch: dict[str, Tensor]) -> None:
@@ -184,7 +223,12 @@ def test_flops() -> None:
     "flags, message",
     [
         ("--context-parallel-size 2", "`--context-parallel-size 2` is not supported by T5 models"),
-        ("--pipeline-model-parallel-size 2", "-parallel-size 2` is not supported by T5 models"),
+        (f"{PP} 2 {SPLIT} 0", "-split-rank 0` leaves the encoder without a process"),
+        (f"{PP} 2 {SPLIT} 2", "-split-rank 2` leaves the decoder without a process"),
+        (f"{PP} 4 --decoder-num-layers 1", "the decoder has 1 layer, fewer than its 2 stages"),
+        (f"{PP} 4 {SPLIT} 3 --num-layers 2", "the encoder has 2 layers, fewer than its 3 stages"),
+        (f"{PP} 2 --pipeline-schedule zero-bubble", "zero-bubble` is not supported by T5 models"),
+        (f"{PP} 2 {VIRTUAL} 1", "-virtual-pipeline-stage 1` is not supported by T5 models"),
         ("--swiglu", "`--swiglu` is not supported by T5 models"),
         ("--position-embedding-type rope", "-type rope` is not supported by T5 models"),
         ("--reset-attention-mask", "`--reset-attention-mask` is not supported by T5 models"),
@@ -198,7 +242,7 @@ def test_refused_settings(flags: str, message: str) -> None:
     """A setting that T5 does not have is an error that names it."""
     loaded = load_config(["--model-family", "t5", *flags.split()])
     with pytest.raises(ConfigError) as caught:
-        validate(loaded, world_size=2)
+        validate(loaded, world_size=4)
     assert message in str(caught.value)
 
 

@@ -93,7 +93,7 @@ PUBLIC_MODULES: Mapping[str, tuple[str, ...]] = {
     "lmcore.hookspecs": ("hookimpl",),
     "lmcore.model.checkpoint_format": ("CheckpointFormat",),
     "lmcore.model.family": (
-        *("Body", "Family", "ForwardFlops", "Loss", "block_flops", "parameter_shapes"),
+        *("Body", "Family", "ForwardFlops", "Loss", "Stack", "block_flops", "parameter_shapes"),
     ),
     "lmcore.model.parameters": ("Init", "ONES", "Parameter", "Split", "ZEROS"),
     "lmcore.model.shape": ("ModelShape",),
