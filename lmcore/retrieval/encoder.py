@@ -6,10 +6,10 @@ Shapes: N texts, S tokens of the longest of a batch, P channels of a vector.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -29,12 +29,14 @@ if TYPE_CHECKING:
 
     from lmcore.config.tokenizer import TokenizerSettings
     from lmcore.data.tokenizer import Tokenizer, TokenizerFactory
+    from lmcore.families.protocol import Model
+    from lmcore.model.shape import ModelShape
     from lmcore.runtime.runtime import Runtime
 
     Int64 = npt.NDArray[np.int64]
     Float32 = npt.NDArray[np.float32]
 
-__all__ = ["TextEncoder", "load_encoder"]
+__all__ = ["PaddedRows", "TextEncoder", "load_encoder", "read_encoder", "weights_fingerprint"]
 
 _NONE: Mapping[str, TokenizerFactory] = MappingProxyType({})
 _STEP = 8
@@ -73,11 +75,7 @@ class TextEncoder:
 
     def fingerprint(self) -> str:
         """Return a hash of the weights of both encoders and of the tokenizer."""
-        found = hashlib.blake2b(self.tokenizer.fingerprint().encode(), digest_size=16)
-        for name, parameter in self._model.named_parameters():
-            found.update(name.encode())
-            found.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().data)
-        return found.hexdigest()
+        return weights_fingerprint(self.tokenizer, self._model.named_parameters())
 
     def questions(self, texts: Sequence[str], *, batch: int = 64) -> Float32:
         """Return the vectors of questions, [N, P].
@@ -89,7 +87,10 @@ class TextEncoder:
         Raises:
             ConfigError: A question is empty, or no text.
         """
-        rows = [self._question(text) for text in texts]
+        return self.question_rows([self._question(text) for text in texts], batch=batch)
+
+    def question_rows(self, rows: Sequence[Int64], *, batch: int) -> Float32:
+        """Return the vectors of questions, [N, P]; for the arguments see `blocks`."""
         return self._vectors(self._model.query_vectors, rows, batch)
 
     def blocks(self, rows: Sequence[Int64], *, batch: int) -> Float32:
@@ -112,26 +113,68 @@ class TextEncoder:
         return np.array(ids, dtype=np.int64)
 
     def _vectors(self, encode: Callable[..., Tensor], rows: Sequence[Int64], batch: int) -> Float32:
+        padded = PaddedRows(self.vocabulary.pad, self.longest, self.size, batch)
+        return padded.vectors(encode, rows, next(self._model.parameters()).device, self._execution)
+
+
+class PaddedRows(NamedTuple):
+    """Computation of the vectors of texts of any length, which batches divide sorted by length.
+
+    Attributes:
+        pad: Token that fills short rows.
+        longest: Most tokens of a row.
+        size: P.
+        batch: Number of texts that are computed together.
+    """
+
+    pad: int
+    longest: int
+    size: int
+    batch: int
+
+    def vectors(
+        self,
+        encode: Callable[..., Tensor],
+        rows: Sequence[Int64],
+        device: torch.device,
+        execution: Execution,
+    ) -> Float32:
+        """Return the vectors of rows of tokens, [N, P], in their order.
+
+        Args:
+            encode: Function from tokens [B, S] and their padding, True or None, to [B, P].
+            rows: Token ids of each text.
+            device: Device of the model.
+            execution: Context of forward passes.
+        """
         found = np.empty((len(rows), self.size), dtype=np.float32)
         lengths = np.array([len(row) for row in rows])
-        device = next(self._model.parameters()).device
         # The longest first: if memory is short, that is known at once.
         order = np.argsort(-lengths, kind="stable")
-        for start in range(0, len(rows), batch):
-            chosen = order[start : start + batch]
+        for start in range(0, len(rows), self.batch):
+            chosen = order[start : start + self.batch]
             length = min(-(-int(lengths[chosen].max()) // _STEP) * _STEP, self.longest)
-            tokens = np.full((len(chosen), length), self.vocabulary.pad, dtype=np.int64)
+            tokens = np.full((len(chosen), length), self.pad, dtype=np.int64)
             for place, number in enumerate(chosen):
                 tokens[place, : lengths[number]] = rows[number]
             padding = np.arange(length)[None, :] >= lengths[chosen][:, None]
-            with self._execution.passes():
+            with execution.passes():
                 vectors = encode(
                     torch.from_numpy(tokens).to(device),
                     torch.from_numpy(padding).to(device) if padding.any() else None,
                 )
             found[chosen] = vectors.float().cpu().numpy()
-            self._execution.step_boundary()
+            execution.step_boundary()
         return found
+
+
+def weights_fingerprint(tokenizer: Tokenizer, parameters: Iterable[tuple[str, Tensor]]) -> str:
+    """Return a hash of a tokenizer and of weights by name."""
+    found = hashlib.blake2b(tokenizer.fingerprint().encode(), digest_size=16)
+    for name, parameter in parameters:
+        found.update(name.encode())
+        found.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 def load_encoder(
@@ -153,20 +196,47 @@ def load_encoder(
         CheckpointError: There is no checkpoint, it is damaged, or its model has no encoders.
         ConfigError, DataError: The tokenizer is missing, or is not the run's.
     """
-    weights, tokenizer = open_checkpoint(path, choice, extra, None)
-    shape = weights.state.shape
+
+    def require(shape: ModelShape) -> None:
+        if (name := family_of(shape).name) != "ICT":
+            raise CheckpointError(
+                f"the {name} model of `{path}` has no vectors of questions and blocks",
+                why="only models of the family ICT are trained to find a text by a question",
+                hint="train one: `lmcore train --model-family ict --data-path PREFIX`, with "
+                "`--bert-load` to begin with the weights of a BERT",
+            )
+
+    model, tokenizer, execution = read_encoder(path, runtime, require, choice=choice, extra=extra)
+    assert isinstance(model, Biencoder)
+    return TextEncoder(model, tokenizer, execution, path)
+
+
+def read_encoder(
+    path: Path,
+    runtime: Runtime,
+    require: Callable[[ModelShape], None],
+    *,
+    choice: TokenizerSettings = NO_CHOICE,
+    extra: Mapping[str, TokenizerFactory] = _NONE,
+) -> tuple[Model, Tokenizer, Execution]:
+    """Return the model of a checkpoint in evaluation mode, its tokenizer and its context.
+
+    Args:
+        path: Run directory, its `checkpoints`, one `iter_XXXXXXX`, or another program's checkpoint.
+        runtime: Device, precision and kernels.
+        require: Check of the model's shape, which raises an error, before weights are read.
+        choice: Tokenizer chosen by the user instead of the checkpoint's own.
+        extra: Tokenizer types that plugins registered.
+
+    Raises:
+        CheckpointError: There is no checkpoint, it is damaged, or its model is refused.
+        ConfigError, DataError: The tokenizer is missing, or is not the run's.
+    """
+    weights, tokenizer = open_checkpoint(path, choice, extra, require)
     with torch.device("meta"):
-        model = create_model(shape, op_binding(runtime), masked=True)
-    if not isinstance(model, Biencoder):
-        raise CheckpointError(
-            f"the {family_of(shape).name} model of `{path}` has no vectors of questions and blocks",
-            why="only models of the family ICT are trained to find a text by a question",
-            hint="train one: `lmcore train --model-family ict --data-path PREFIX`, with "
-            "`--bert-load` to begin with the weights of a BERT",
-        )
+        model = create_model(weights.state.shape, op_binding(runtime), masked=True)
     allocate(model, runtime)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(weights.read(name))
-    execution = Execution.on(runtime.device, runtime.precision.context)
-    return TextEncoder(model.eval(), tokenizer, execution, path)
+    return model.eval(), tokenizer, Execution.on(runtime.device, runtime.precision.context)

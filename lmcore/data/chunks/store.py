@@ -30,7 +30,7 @@ from lmcore.base.lock import LockFile
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["Progress", "ShardStore", "begin", "read_record"]
+__all__ = ["Progress", "ShardStore", "begin", "file_crc32", "read_json", "read_record"]
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class ShardStore:
         """
         path = self.file(number)
         try:
-            checksum = _read_json(path.with_suffix(".json"))
+            checksum = read_json(path.with_suffix(".json"))
             if path.stat().st_size != checksum["bytes"]:
                 return False
             return not rows or len(np.load(path, mmap_mode="r", allow_pickle=False)) >= rows
@@ -145,12 +145,12 @@ class ShardStore:
         path, problem = self.file(number), ""
         found: npt.NDArray[Any] | None = None
         try:
-            checksum = _read_json(path.with_suffix(".json"))
+            checksum = read_json(path.with_suffix(".json"))
             if path.stat().st_size != checksum["bytes"]:
                 problem = f"it has {path.stat().st_size:,} bytes of {checksum['bytes']:,}"
             else:
                 found = np.load(path, mmap_mode="r", allow_pickle=False)
-                if verify and _file_crc32(path) != checksum["crc32"]:
+                if verify and file_crc32(path) != checksum["crc32"]:
                     problem = "its checksum differs"
         except (OSError, UnreadableFileError, ValueError, KeyError, TypeError) as error:
             problem = str(error)
@@ -262,7 +262,7 @@ def read_record(path: Path, kind: type[Record], store: ShardStore) -> Record:
     values: Any = None
     problem = ""
     try:
-        values = _read_json(path)
+        values = read_json(path)
     except (OSError, UnreadableFileError, ValueError) as error:
         problem = str(error)
     if isinstance(values, dict) and values.get("version") not in {None, _VERSION}:
@@ -327,11 +327,17 @@ def _short(value: Any) -> str:
     return ", ".join(str(one)[:16] for one in values[:4])
 
 
-def _read_json(path: Path) -> Any:
+def read_json(path: Path) -> Any:
+    """Return the content of a small JSON file.
+
+    Raises:
+        OSError, UnreadableFileError, ValueError: It cannot be read, is too large, or is no JSON.
+    """
     return json.loads(read_bounded_file(path, _SMALL))
 
 
-def _file_crc32(path: Path) -> int:
+def file_crc32(path: Path) -> int:
+    """Return the CRC-32 of a file."""
     found = 0
     with path.open("rb") as file:
         while part := file.read(_SMALL):

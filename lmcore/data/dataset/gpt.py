@@ -118,6 +118,17 @@ class GPTDataset:
         with self._files.reading(i):
             return self._reader.read(int(self.index.shuffle_index[i]))
 
+    def documents(self, i: int) -> npt.NDArray[np.int32]:
+        """Return the numbers of the sequences that sample *i* has tokens of, int32 [sequences].
+
+        Raises:
+            DataError: A file was cut short since it was opened.
+        """
+        with self._files.reading(i):
+            sample = int(self.index.shuffle_index[i])
+            first, last = self.index.sample_index[sample : sample + 2, 0].tolist()
+            return np.array(self.index.document_index[first : last + 1])
+
 
 def _order(key: str, request: IndexRequest, tokens: int) -> str:
     """Return the fingerprint of an order without reading the index."""
