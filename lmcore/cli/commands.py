@@ -153,6 +153,11 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
             extra="data",
         ),
         Command(
+            "data retro",
+            "Find the neighbours of a run's samples among the chunks of its data, for Retro.",
+            "lmcore.cli.data.retro:run",
+        ),
+        Command(
             "data corpora",
             "List the texts for `lmcore train --corpus`.",
             "lmcore.cli.data.corpora:run",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import shlex
@@ -11,33 +10,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmcore.base import log
-from lmcore.base.errors import ConfigError, DeviceError, LmcoreError, RunError, counted, printable
+from lmcore.base.errors import ConfigError, RunError, counted, printable
 from lmcore.base.signals import clean_termination
 from lmcore.cli.commands import known_commands
-from lmcore.cli.device_count import default_process_count
 from lmcore.cli.processes import import_torch, leave, start_processes
 from lmcore.cli.schedule_question import decide_schedule
 from lmcore.cli.selection import find_plugins
 from lmcore.cli.streams import outlive_readers
-from lmcore.config.continued import is_continued
-from lmcore.config.derived.data_source import RunSources
 from lmcore.config.options.command_line import wants_help
 from lmcore.config.options.help import render_run_help
-from lmcore.config.settings import UnreadSettingError, readable
 from lmcore.model.family import fills_masks
 from lmcore.plugin.registrations import plugin_sections
-from lmcore.runtime.device_choice import prepare_environment, select_device
+from lmcore.runtime.device_choice import prepare_environment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from lmcore.config.plan import RunPlan
-    from lmcore.config.settings import LoadedConfig
-    from lmcore.data.prepare.named_text import NamedText
     from lmcore.plugin import PluginSet, Selection
     from lmcore.runtime.launch.rank import RankInfo
     from lmcore.train.report.run_report import RunResult
-    from lmcore.train.resume.foreign import ForeignModels
 
 __all__ = ["run"]
 
@@ -59,62 +51,27 @@ def run(argv: list[str]) -> int:
 
 def _train(argv: list[str]) -> int:
     """Resolve the plan; start the processes of the run, or train in this one."""
-    from lmcore.config.resolve import resolve
-    from lmcore.config.tokenizer import TokenizerIdentity
-    from lmcore.config.validate import validate
-    from lmcore.data.tokenizer.build import registered_types
+    from lmcore.cli.run_plan import plan_run
     from lmcore.runtime.launch.rank import rank_info
     from lmcore.runtime.launch.scheduler_env import translate
     from lmcore.runtime.launch.worker_protocol import end_with_launcher
     from lmcore.runtime.process.stop_limit import StopLimit
-    from lmcore.train.datasets import choose_tokenizer
     from lmcore.train.report.startup_clock import PhaseClock
-    from lmcore.train.resume.foreign import ForeignModels
-    from lmcore.train.resume.point import (
-        find_resume_point,
-        refuse_other_family,
-        unknown_tokenizer,
-    )
 
-    clock, foreign = PhaseClock(), ForeignModels()
+    clock = PhaseClock()
     end_with_launcher(os.environ)
     os.environ.update(translate(os.environ))
     rank = rank_info(os.environ)
     log.configure(rank=rank.rank, world_size=rank.world_size)
-    plugins = find_plugins(argv)
-    loaded = _load(argv, plugins, rank, foreign)
-    config, found = loaded.config, _Surroundings(loaded, plugins, rank)
-    plugins, sources, selection = found.plugins, found.sources, found.selection
-    world_size = found.world_size or rank.world_size
-    valid = validate(loaded, world_size=world_size, further=found.problems)
-    assert selection is not None  # its absence is among the problems
-    continued = is_continued(loaded.provenance)
-    starts_anew = loaded.provenance["finetune"].kind != "checkpoint"
-    resume = find_resume_point(
-        config.checkpoint,
-        continued=continued,
-        starts_anew=starts_anew,
-        foreign=foreign,
-        texts=loaded.texts,
-    )
-    refuse_other_family(loaded, resume)
-    copy = None if resume is None else resume.checkpoint.parent.parent / "tokenizer"
-    tokenizer = choose_tokenizer(
-        config.data,
-        sources,
-        registered_types(plugins),
-        copy=copy,
-        of_checkpoint=loaded.provenance["tokenizer_type"].kind == "checkpoint",
-        undecided=unknown_tokenizer(config.checkpoint, resume),
-    )
-    identity = TokenizerIdentity.of(tokenizer)
-    plan = resolve(valid, tokenizer=identity, sources=sources, resume=resume)
+    planned = plan_run(argv, find_plugins(argv), rank)
+    plan, plugins, selection = planned.plan, planned.plugins, planned.selection
+    config = plan.config
     if _is_finished(plan, rank):
         return 0
     _refuse_kill_switch(config.training.kill_switch_path)
     if (answer := decide_schedule(plan, os.environ)) is not None:
         return _train(["--schedule", answer, *argv])
-    if world_size > rank.world_size:
+    if (world_size := plan.world_size) > rank.world_size:
         return _start_processes(argv, world_size, plugins, selection, plan)
     prepare_environment(plugins, selection, rank)
     clock.mark("launcher")
@@ -124,8 +81,8 @@ def _train(argv: list[str]) -> int:
         from lmcore.train.run import run_training
 
         result = run_training(
-            *(plan, tokenizer, plugins, selection, rank, clock),
-            texts=found.texts,
+            *(plan, planned.tokenizer, plugins, selection, rank, clock),
+            texts=planned.texts,
             stop_limit=stop_limit,
         )
     if rank.rank == 0:
@@ -133,99 +90,6 @@ def _train(argv: list[str]) -> int:
     if rank.world_size > 1:
         leave()
     return 0
-
-
-def _load(
-    argv: list[str], plugins: PluginSet, rank: RankInfo, foreign: ForeignModels
-) -> LoadedConfig:
-    """Return the settings of the command line, its files and the checkpoint that it names."""
-    from lmcore.config.load import load_config
-    from lmcore.runtime.launch.worker_protocol import launch_info
-    from lmcore.train.resume.foreign import not_a_run
-    from lmcore.train.resume.saved_run import read_saved_settings
-
-    return load_config(
-        argv,
-        plugins=plugin_sections(plugins),
-        saved_settings=read_saved_settings,
-        foreign_settings=foreign.settings,
-        foreign_run=not_a_run,
-        check=lambda loaded: _Surroundings(loaded, plugins, rank).all_problems(),
-        announce=not launch_info(os.environ).report_file,
-    )
-
-
-class _Surroundings:
-    """Plugins, device, processes and data of a run, as far as its settings could be read.
-
-    Attributes:
-        plugins: Plugins of the run.
-        sources: Data sources with their metadata.
-        selection: Choice of the device; None if there is none.
-        texts: Named texts that the run reads.
-        world_size: Number of processes; None if it is unknown.
-        problems: Missing or wrong parts of them, besides the settings.
-    """
-
-    def __init__(self, loaded: LoadedConfig, plugins: PluginSet, rank: RankInfo) -> None:
-        self.loaded, self.plugins = loaded, plugins
-        self.problems: list[LmcoreError] = []
-        self.sources = RunSources(None)
-        self.selection: Selection | None = None
-        self.texts: Mapping[str, NamedText] = {}
-        self.world_size: int | None = None
-        for find in (
-            *(self._find_plugins, self._find_sources, self._find_device, self._find_texts),
-            *(self._count_processes, self._check_torch),
-        ):
-            with contextlib.suppress(UnreadSettingError):
-                find(rank)
-
-    def all_problems(self) -> list[LmcoreError]:
-        """Return every problem, of the settings too."""
-        from lmcore.config.validate import problems_of
-
-        return [*problems_of(self.loaded, world_size=self.world_size), *self.problems]
-
-    def _find_plugins(self, _rank: RankInfo) -> None:
-        self.plugins = self.plugins.without(self.loaded.config.accelerator.plugin_off)  # a file's
-
-    def _find_device(self, rank: RankInfo) -> None:
-        try:
-            device = self.loaded.config.accelerator.device
-            self.selection = select_device(self.plugins, device, rank)
-        except DeviceError as problem:
-            self.problems.append(problem)
-
-    def _count_processes(self, rank: RankInfo) -> None:
-        try:
-            self.world_size = _process_count(self.loaded, rank, self.plugins, self.selection)
-        except ConfigError as problem:
-            self.problems.append(problem)
-            self.world_size = rank.world_size
-
-    def _find_sources(self, _rank: RankInfo) -> None:
-        from lmcore.data.blend.check import inspect_sources
-
-        self.sources, problems = inspect_sources(self.loaded.sources[0])
-        self.problems += problems
-
-    def _find_texts(self, _rank: RankInfo) -> None:
-        from lmcore.data.prepare.named_text import named_texts
-        from lmcore.train.datasets import choose_texts
-
-        may_be_gone = self.loaded.config.data.lazy_loader
-        try:
-            self.texts = choose_texts(
-                self.sources, named_texts(self.plugins), may_be_gone=may_be_gone
-            )
-        except LmcoreError as problem:
-            self.problems += [problem, *getattr(problem, "others", ())]
-
-    def _check_torch(self, _rank: RankInfo) -> None:
-        from lmcore.train.torch_needs import torch_problems
-
-        self.problems += readable(torch_problems(self.loaded))
 
 
 def _is_finished(plan: RunPlan, rank: RankInfo) -> bool:
@@ -266,41 +130,6 @@ def _refuse_kill_switch(path: str | None) -> None:
         why="while the file exists, no run with this `--kill-switch-path` starts",
         hint=f"`rm {shlex.quote(path)}` lets it start",
     )
-
-
-def _process_count(
-    loaded: LoadedConfig, rank: RankInfo, plugins: PluginSet, selection: Selection | None
-) -> int:
-    """Return the number of processes of the run: started by a launcher, or to be started.
-
-    A launcher decides, also if a run that is continued had another number.  Without a launcher and
-    `--nproc-per-node` it is the number of devices if processes on them can exchange tensors, else
-    one.
-
-    Args:
-        loaded: The settings.
-        rank: This process's rank.
-        plugins: Plugins that were found.
-        selection: Choice of the device; None if there is none.
-
-    Raises:
-        ConfigError: A launcher started another number of processes than the settings give.
-    """
-    from lmcore.runtime.launch.rank import started_by_launcher
-
-    asked = loaded.config.parallel.nproc_per_node
-    if not started_by_launcher(os.environ):
-        if asked or selection is None:
-            return asked or 1
-        return default_process_count(plugins, selection, rank)
-    of_earlier_start = bool(loaded.provenance["nproc_per_node"].origin)  # by a run's file
-    if asked not in {None, rank.local_world_size} and not of_earlier_start:
-        raise ConfigError(
-            f"{loaded.shown('nproc_per_node')}: a launcher started {rank.local_world_size} here",
-            why="LOCAL_WORLD_SIZE says so, and the launcher decides",
-            hint="leave `--nproc-per-node` to the launcher, or start `lmcore train` without one",
-        )
-    return rank.world_size
 
 
 def _start_processes(

@@ -39,7 +39,14 @@ if TYPE_CHECKING:
 
     Float32 = npt.NDArray[np.float32]
 
-__all__ = ["ChunkIndex", "ChunkIndexRecord", "FaissSettings", "build_chunk_index", "chunk_texts"]
+__all__ = [
+    "ChunkIndex",
+    "ChunkIndexRecord",
+    "FaissSettings",
+    "build_chunk_index",
+    "chunk_texts",
+    "encoder_of",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -164,6 +171,15 @@ def build_chunk_index(
     if faiss.factory is not None:
         index.build_faiss()
     return index
+
+
+def encoder_of(path: Path) -> str:
+    """Return the path of the encoder that built an index.
+
+    Raises:
+        DataError: There is no index.
+    """
+    return read_record(path / _RECORD, ChunkIndexRecord, _store(path)).checkpoint
 
 
 def _store(path: Path) -> ShardStore:

@@ -79,13 +79,20 @@ def nearest(
         inner_product: False to compare by the distance; scores are then its negative square.  Of
             equal scores the lower number comes first.
     """
-    query_QP = torch.from_numpy(queries_QP)
+    query_QP, center_P = torch.from_numpy(queries_QP), None
     best: list[tuple[torch.Tensor, torch.Tensor]] = []
     slices = [slice(at, at + _QUERIES) for at in range(0, len(query_QP), _QUERIES)]
     for first, part in vectors:
         for start in range(0, len(part), _ROWS):
             part_NP = torch.from_numpy(np.array(part[start : start + _ROWS]))
-            half_N = None if inner_product else part_NP.square().sum(dim=1) / 2
+            half_N = None
+            if not inner_product:
+                # Distances do not depend on the origin, but products far from it are rounded.
+                if center_P is None:
+                    center_P = part_NP.double().mean(dim=0).float()
+                    query_QP = query_QP - center_P
+                part_NP = part_NP - center_P
+                half_N = part_NP.square().sum(dim=1) / 2
             for number, chosen in enumerate(slices):
                 scores_QN = query_QP[chosen] @ part_NP.T
                 if half_N is not None:
@@ -105,7 +112,7 @@ def nearest(
     order = np.lexsort((found, -scores), axis=1)
     scores, found = (np.take_along_axis(one, order, axis=1) for one in (scores, found))
     if not inner_product:
-        scores = 2 * scores - np.square(queries_QP).sum(axis=1, keepdims=True)
+        scores = 2 * scores - query_QP.square().sum(dim=1, keepdim=True).numpy()
     return Found(scores, found)
 
 

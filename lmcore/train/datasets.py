@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from lmcore.data.indexed.dataset import IndexedDataset
     from lmcore.data.loading.batch import Collation
     from lmcore.data.tokenizer import Tokenizer, TokenizerFactory
+    from lmcore.families.sample_format import SampleFormat
     from lmcore.runtime.process.rendezvous import Rendezvous
 
 __all__ = ["RunDatasets", "build_datasets", "choose_texts", "choose_tokenizer"]
@@ -237,6 +238,7 @@ def build_datasets(
     directory: Path,
     texts: Mapping[str, NamedText] | None = None,
     rendezvous: Rendezvous | None = None,
+    samples: SampleFormat | None = None,
 ) -> RunDatasets:
     """Open the datasets and build the indices of their samples, or load them from the cache.
 
@@ -248,6 +250,7 @@ def build_datasets(
         directory: Folder for prepared named texts, unless `--data-cache-path` gives one.
         texts: Named texts of the run from `choose_texts`; None for the bundled text only.
         rendezvous: Connection of the processes; None in a run of one process.
+        samples: Format of the samples; None: that of the run's model.
 
     Raises:
         CheckpointError: The manifest of the checkpoint to resume lacks its data.
@@ -257,7 +260,7 @@ def build_datasets(
     """
     first = rendezvous.first_process("the data") if rendezvous else contextlib.nullcontext()
     with first:
-        datasets = _build(plan, tokenizer, directory, texts, saved_order(plan))
+        datasets = _build(plan, tokenizer, directory, texts, samples)
     if plan.config.data.verify_data:
         rank = rendezvous.rank if rendezvous else RankInfo()
         datasets.verify_files((rank.local_rank, rank.local_world_size))
@@ -269,14 +272,14 @@ def _build(
     tokenizer: Tokenizer,
     directory: Path,
     texts: Mapping[str, NamedText] | None,
-    saved: OrderRecord | None,
+    samples: SampleFormat | None,
 ) -> RunDatasets:
     settings = plan.config.data
     named = texts if texts is not None else {BUNDLED: bundled_text()}
     sources = plan.sources
     from lmcore.families.sample_format import sample_format  # loads torch; the launcher does not
 
-    samples = sample_format(plan, tokenizer)
+    samples = samples or sample_format(plan, tokenizer)
     prepared = kept = directory
     if settings.data_cache_path is not None:
         kept = Path(settings.data_cache_path) / "texts"
@@ -318,7 +321,7 @@ def _build(
         if count > 0 and part in parts
     }
     sets = {id(source.indexed): source.indexed for opened in parts.values() for source in opened}
-    training = _training(plan, parts["train"], common, saved)
+    training = _training(plan, parts["train"], common, saved_order(plan))
     _report_unused({"train": training.samples, **further})
     return RunDatasets(
         tokenizer,

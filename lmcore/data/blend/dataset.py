@@ -156,7 +156,7 @@ class SourceStream:
     ) -> None:
         self.name, self.key = name, key
         self.requested = tuple(requested)
-        self._parts = tuple(parts)
+        self.parts = tuple(parts)
         self._ends = np.cumsum([part.available for part in parts]).tolist()
 
     @property
@@ -167,12 +167,12 @@ class SourceStream:
     @property
     def order(self) -> str:
         """Fingerprint of the samples' order."""
-        return "+".join(part.order for part in self._parts)
+        return "+".join(part.order for part in self.parts)
 
     def read(self, i: int) -> Any:
         """Return sample *i* of the stream."""
         start = 0
-        for part, end in zip(self._parts, self._ends, strict=True):
+        for part, end in zip(self.parts, self._ends, strict=True):
             if i < end:
                 return part.read(i - start)
             start = end
@@ -253,6 +253,11 @@ class BlendedDataset:
             before = self._source_index[: max(position - self.start, 0)]
             counts = np.bincount(before, minlength=len(self.sources)).tolist()
         return [base + int(count) for base, count in zip(self.taken, counts, strict=True)]
+
+    @property
+    def needed(self) -> list[int]:
+        """Number of samples of each source up to the end of the blend."""
+        return list(self._needed)
 
     @property
     def unused(self) -> list[str]:

@@ -118,6 +118,7 @@ def build_database(
     *,
     chunk_length: int,
     block: int,
+    build: bool = True,
 ) -> ChunkDatabase:
     """Write the missing shards of a database, wait for other processes, and return it.
 
@@ -127,11 +128,13 @@ def build_database(
         tokenizer: Their tokenizer.
         chunk_length: Most tokens of a chunk.
         block: Documents of a shard.
+        build: False to build nothing: the database must be there, of these parts.
 
     Raises:
         ConfigError: The directory has a database of other data, tokenizer or sizes, or other files;
             the tokenizer has no end-of-document token.
-        DataError: The data makes no chunk, or a file is damaged.
+        DataError: The data makes no chunk, a file is damaged, or nothing is built and there is no
+            database.
     """
     if tokenizer.eod is None:
         raise ConfigError(
@@ -150,7 +153,11 @@ def build_database(
         block=block,
     )
     store, blocks = _store(path), record.blocks
+    if not build:
+        read_record(path / _RECORD, DatabaseRecord, store)
     begin(path / _RECORD, record, store, _PARTS)
+    if not build:
+        return ChunkDatabase(path, verify=True)
 
     def make(number: int) -> Rows:
         dataset, first, last = blocks[number]

@@ -91,8 +91,8 @@ _PARTS = {
     "samples": "order of samples",
     "seq_length": "sequence length",
     "chunk_length": "length of the chunks",
-    "num_neighbors": "number of neighbors",
-    "num_queried": "number of neighbors that are looked for",
+    "num_neighbors": "number of neighbours",
+    "num_queried": "number of neighbours that are looked for",
     "block": "number of samples of a shard",
     "database": "database of chunks",
     "index": "index",
@@ -135,6 +135,7 @@ class Neighbours:
     """Neighbours of the chunks of the samples of a dataset, as `lmcore data retro` wrote them.
 
     Attributes:
+        path: Their directory.
         record: Their record.
         database: The database whose chunks they are.
         chunk_length: Tokens of a chunk.
@@ -155,6 +156,7 @@ class Neighbours:
             DataError: They are missing, half written, damaged, or were found in another database.
         """
         store = neighbours_store(path)
+        self.path = path
         self.record = record = read_record(path / _RECORD, NeighboursRecord, store)
         self.database = database
         if record.database != database.record.fingerprint:

@@ -115,7 +115,7 @@ class ShardStore:
         """
         missing = self.missing(rows)
         if done := len(rows) - len(missing):
-            logger.info("%s of %s are there already", counted(done, "shard"), len(rows))
+            logger.info("%s: %s of %s are there", self.noun, counted(done, "shard"), len(rows))
         progress = Progress(len(missing), unit)
         while missing:
             for number in missing:
@@ -124,7 +124,7 @@ class ShardStore:
                         continue
                     array = make(number)
                     self.write(number, array)
-                progress.report(len(array), f"shard {number + 1} of {len(rows)}")
+                progress.report(len(array), f"{self.noun}: shard {number + 1} of {len(rows)}")
             missing = [number for number in missing if not self.is_complete(number, rows[number])]
             if not wait:
                 return

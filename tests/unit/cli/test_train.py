@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from lmcore.base.errors import ConfigError
+from lmcore.cli import run_plan
 from lmcore.cli import train as train_command
 from lmcore.cli.main import main
 from lmcore.config.load import load_config
@@ -317,7 +318,7 @@ def test_a_launcher_decides_over_the_number_of_an_earlier_start(
     rank: Any = SimpleNamespace(local_world_size=2, world_size=2)
     plugins: Any = None
     with pytest.raises(ConfigError, match="a launcher started 2"):
-        train_command._process_count(loaded, rank, plugins, None)
+        run_plan._process_count(loaded, rank, plugins, None)
     recorded = {"nproc_per_node": Provenance("file", "run/config.yaml:9", "--nproc-per-node")}
     again = dataclasses.replace(loaded, provenance={**loaded.provenance, **recorded})
-    assert train_command._process_count(again, rank, plugins, None) == 2
+    assert run_plan._process_count(again, rank, plugins, None) == 2

@@ -306,9 +306,9 @@ def test_what_does_not_fit(project: Project) -> None:
         find_neighbours(project.path, queries, database, index, Hashed(2), *arguments)
     with pytest.raises(ConfigError, match="an index of chunks with another encoder"):
         Project(project.path, project.indexed, Hashed(2)).build()
-    with pytest.raises(ConfigError, match="another number of neighbors that are looked for"):
+    with pytest.raises(ConfigError, match="another number of neighbours that are looked for"):
         project.find(settings=replace(SETTINGS, num_queried=10))
-    with pytest.raises(ConfigError, match="another number of neighbors"):
+    with pytest.raises(ConfigError, match="another number of neighbours"):
         project.find(settings=replace(SETTINGS, num_neighbors=2))
     with pytest.raises(ConfigError, match="do not divide samples of 36"):
         find_neighbours(

@@ -153,5 +153,5 @@ def test_a_longer_run(project: Path, database: ChunkDatabase) -> None:
     assert neighbours_store(path).missing(longer.rows) == [1]
     with pytest.raises(DataError, match="half built"):
         open_neighbours(project, "train", description=ORDER)
-    with pytest.raises(ConfigError, match="another number of neighbors"):
+    with pytest.raises(ConfigError, match="another number of neighbours"):
         begin_neighbours(path, record(database, num_neighbors=4))
