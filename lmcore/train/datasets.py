@@ -250,7 +250,7 @@ def build_datasets(
         directory: Folder for prepared named texts, unless `--data-cache-path` gives one.
         texts: Named texts of the run from `choose_texts`; None for the bundled text only.
         rendezvous: Connection of the processes; None in a run of one process.
-        samples: Format of the samples; None: that of the run's model.
+        samples: Format of the samples; None: the format of the run's model.
 
     Raises:
         CheckpointError: The manifest of the checkpoint to resume lacks its data.

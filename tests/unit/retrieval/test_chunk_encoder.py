@@ -105,7 +105,7 @@ def test_questions_and_blocks(make_encoder: Callable[..., TextEncoder]) -> None:
 
 
 class Sentences:
-    """Stands for the class of `sentence-transformers`."""
+    """Replacement of the class of `sentence-transformers`."""
 
     def __init__(self, path: str, *, device: str, local_files_only: bool) -> None:
         assert local_files_only

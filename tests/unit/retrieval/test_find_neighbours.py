@@ -177,7 +177,7 @@ def test_the_nearest_chunks_of_other_documents(
 
 
 def test_faiss_finds_the_same(project: Project, tmp_path: Path, indexed: IndexedDataset) -> None:
-    """A flat index has the same neighbours; the exact ones are then those of another index."""
+    """A flat index has the same neighbours; an exact search is then another index."""
     pytest.importorskip("faiss")
     exact = all_of(project.find())
     other = Project(tmp_path / "faiss", indexed, Hashed())
@@ -246,7 +246,7 @@ def stop_before(patch: pytest.MonkeyPatch, folder: str, shard: int) -> None:
 def test_stopped_and_continued(
     project: Project, tmp_path: Path, indexed: IndexedDataset, caplog: Any
 ) -> None:
-    """What was stopped after some shards of each step ends with the same files, byte for byte."""
+    """A project that was stopped in each step ends with the same files, byte for byte."""
     caplog.set_level(logging.INFO)
     project.find()
     whole = files(project.path)
