@@ -49,6 +49,9 @@ several hosts, may work at once: start the same command in each.
       --train-iters 1000 --retro-project-dir wiki.retro --retro-encoder runs/bert
   lmcore data retro config.yaml --retro-project-dir wiki.retro --retro-tasks chunks"""
 
+_FAMILY_FLAGS = ("--model-family", "--model-type", "--retro-add-retriever", "--continue")
+"""Flags that say which model the run has; without one of them it is a Retro."""
+
 
 def run(argv: list[str]) -> int:
     """Run `lmcore data retro` and return the exit status."""
@@ -66,6 +69,8 @@ def run(argv: list[str]) -> int:
     rank = only_process(os.environ)
     log.configure(rank=rank.rank, world_size=rank.world_size)
     with_own = SectionsWithRetro(sections.sections, sections.left_out)
+    named = any(word.startswith(_FAMILY_FLAGS) for word in argv)
+    argv = argv if named else [*argv, "--model-family", "retro"]
     planned = plan_run(argv, plugins, rank, with_own)
     settings = dict(planned.plan.config.plugins)
     section = settings.pop(NAME)
@@ -82,13 +87,12 @@ def run(argv: list[str]) -> int:
 def _check_run(plan: RunPlan, section: RetroDataSection, steps: tuple[str, ...]) -> None:
     """Refuse what does not fit the run, before anything is computed."""
     _require_decoder(plan)
-    length, chunk = plan.config.model.seq_length, section.retro_chunk_length
-    if length % chunk:
+    if plan.config.retro.retro_project_dir is None:
         raise ConfigError(
-            f"chunks of {chunk} tokens do not divide samples of {length} tokens",
-            hint="use a `--seq-length` that is a multiple of `--retro-chunk-length`",
+            "`--retro-project-dir` is required",
+            hint="name a directory, which is made, for the database, the index and the neighbours",
         )
-    index = index_path(Path(section.retro_project_dir or ""))
+    index = index_path(Path(plan.config.retro.retro_project_dir))
     if STEPS[1] in steps and section.retro_encoder is None and not index.is_dir():
         raise ConfigError(
             "`--retro-encoder` is required to build an index of chunks",
@@ -120,8 +124,8 @@ class _Work:
 
     def do(self, steps: tuple[str, ...]) -> list[str]:
         """Do the steps, and return lines about their results."""
-        section, tokenizer = self.section, self.planned.tokenizer
-        directory = Path(section.retro_project_dir or "")
+        tokenizer = self.planned.tokenizer
+        directory = Path(self.planned.plan.config.retro.retro_project_dir or "")
         datasets, queries = self._samples(directory)
         database = self._database(directory, datasets, tokenizer, build=STEPS[0] in steps)
         length = counted(database.record.chunk_length, "token")
@@ -140,11 +144,12 @@ class _Work:
 
     def _samples(self, directory: Path) -> tuple[RunDatasets, list[SourceQueries]]:
         from lmcore.data.loading.batch import CausalLMCollation
+        from lmcore.families.retro.samples import cycle_of
         from lmcore.families.sample_format import SampleFormat
         from lmcore.train.datasets import build_datasets
 
         plan = self.planned.plan
-        recorder = _Recorder()
+        recorder = _Recorder(cycle_of(plan))
         datasets = build_datasets(
             plan,
             self.planned.tokenizer,
@@ -170,7 +175,7 @@ class _Work:
             database_path(directory),
             list(found.values()),
             tokenizer,
-            chunk_length=self.section.retro_chunk_length,
+            chunk_length=self.planned.plan.config.retro.retro_chunk_length,
             block=self.section.retro_doc_block_size,
             build=build,
         )
@@ -266,8 +271,14 @@ def index_path(directory: Path) -> Path:
 
 @dataclass
 class _Recorder:
-    """Builder of GPT samples that records what it builds; see `SampleBuilder`."""
+    """Builder of Retro's samples without neighbours, of which it keeps a record.
 
+    Attributes:
+        cycle: Part of the training samples that gets neighbours.
+        found: Source and samples by part and order.
+    """
+
+    cycle: float
     found: dict[tuple[str, str], tuple[OpenSource, GPTDataset]] = field(default_factory=dict)
 
     def build(
@@ -275,8 +286,10 @@ class _Recorder:
     ) -> GPTDataset:
         """Return the samples of a source."""
         from lmcore.data.blend.sources import GPTSamples
+        from lmcore.families.retro.samples import read_first
 
-        samples = GPTSamples().build(source, num_samples, settings, name=name)
+        count = read_first(num_samples, name, self.cycle)
+        samples = GPTSamples().build(source, count, settings, name=name)
         key = name, samples.order
         if key not in self.found or len(self.found[key][1]) < len(samples):
             self.found[key] = source, samples

@@ -37,9 +37,6 @@ _MOST = 1 << 30
 class RetroDataSection:
     """Find the neighbours of the chunks of a run's samples, for models of the family Retro."""
 
-    retro_project_dir: str | None = option(
-        None, "Directory of the database, the index and the neighbours; required.", metavar="DIR"
-    )
     retro_tasks: str = option(
         "build",
         "Steps to do, with commas: db-build, index-build and query-pretraining-neighbors, or in "
@@ -52,7 +49,6 @@ class RetroDataSection:
         "`sentence-transformers`. Default: the encoder that built the index.",
         metavar="DIR",
     )
-    retro_chunk_length: int = option(64, "Most tokens of a chunk.", minimum=1, maximum=1 << 16)
     retro_doc_block_size: int = option(
         100_000, "Documents that are cut into chunks at a time.", minimum=1, maximum=_MOST
     )
@@ -127,15 +123,9 @@ class RetroDataSection:
         """Refuse options that do not fit each other.
 
         Raises:
-            ConfigError: There is no directory, more neighbours are saved than looked for, or an
-                option of Faiss is given without its index.
+            ConfigError: More neighbours are saved than looked for, or an option of Faiss is given
+                without its index.
         """
-        if self.retro_project_dir is None:
-            raise ConfigError(
-                "`--retro-project-dir` is required",
-                hint="name a directory, which is made, for the database, the index and the "
-                "neighbours",
-            )
         saved, queried = self.retro_query_num_neighbors_save, self.retro_query_num_neighbors_query
         if saved > queried:
             raise ConfigError(

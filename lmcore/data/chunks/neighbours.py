@@ -12,6 +12,7 @@ neighbour and the chunks that follow it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -225,7 +226,7 @@ def open_neighbours(
     part: str,
     *,
     description: str,
-    database: ChunkDatabase | None = None,
+    database: Callable[[], ChunkDatabase] | None = None,
     verify: bool = False,
 ) -> Neighbours:
     """Return the neighbours of the samples of one source.
@@ -236,7 +237,7 @@ def open_neighbours(
         description: Fingerprint of the order of the samples: `GPTDataset.order` of the dataset
             whose sample numbers `Neighbours.tokens` gets, such as the dataset that
             `SampleBuilder.build` makes of a source.
-        database: Database of the project, if it is open already.
+        database: Function that returns the database of the project, if it is open already.
         verify: True to compare the files with their checksums, not only with their sizes.
 
     Raises:
@@ -259,7 +260,10 @@ def open_neighbours(
             hint=f"run `{COMMAND}` with the data, `--split`, `--seq-length`, `--seed` and the "
             "number of steps of this run",
         )
-    opened = database or ChunkDatabase(database_path(directory), verify=verify)
+    if database is None:
+        opened = ChunkDatabase(database_path(directory), verify=verify)
+    else:
+        opened = database()
     found = Neighbours(path, opened, verify=verify)
     if found.record.samples != description:
         raise DataError(

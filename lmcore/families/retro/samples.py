@@ -6,6 +6,7 @@ neighbour.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
@@ -19,7 +20,8 @@ import torch
 
 from lmcore.base.errors import ConfigError, DataError
 from lmcore.data.blend.sources import GPTSamples
-from lmcore.data.chunks.neighbours import open_neighbours
+from lmcore.data.chunks.database import ChunkDatabase
+from lmcore.data.chunks.neighbours import database_path, open_neighbours
 from lmcore.data.loading.batch import CausalLMCollation, check_vocabulary
 from lmcore.families.gpt.samples import document_masks
 from lmcore.families.retro.family import retrieved_length
@@ -37,7 +39,15 @@ if TYPE_CHECKING:
 
     Int64 = npt.NDArray[np.int64]
 
-__all__ = ["RetroCollation", "RetroDataset", "RetroSample", "RetroSamples", "samples"]
+__all__ = [
+    "RetroCollation",
+    "RetroDataset",
+    "RetroSample",
+    "RetroSamples",
+    "cycle_of",
+    "read_first",
+    "samples",
+]
 
 _COMMAND = "lmcore data retro"
 
@@ -59,21 +69,35 @@ def samples(plan: RunPlan, tokenizer: Tokenizer) -> SampleFormat:
             why="its layers read, for each chunk of a sample, similar chunks of a database",
             hint=f"find them by `{_COMMAND}`, and give its directory by `--retro-project-dir`",
         )
-    cycle = 1.0
-    if retro.retro_cyclic_train_iters is not None:
-        cycle = min(1.0, retro.retro_cyclic_train_iters / plan.train_iters)
     builder = RetroSamples(
         Path(retro.retro_project_dir),
         tokenizer.fingerprint(),
         chunk_length=retro.retro_chunk_length,
         num_neighbors=retro.retro_num_neighbors,
         num_chunks=retrieved_length(plan.shape) // retro.retro_chunk_length,
-        cycle=cycle,
+        cycle=cycle_of(plan),
         complete=retro.retro_verify_neighbor_count,
         verify=plan.config.data.verify_data,
     )
     inner = CausalLMCollation(plan.vocab_size, document_masks(plan, tokenizer))
     return SampleFormat(builder, RetroCollation(inner))
+
+
+def cycle_of(plan: RunPlan) -> float:
+    """Return the part of the training samples that has neighbours, and that the others repeat."""
+    iterations = plan.config.retro.retro_cyclic_train_iters
+    return 1.0 if iterations is None else min(1.0, iterations / plan.train_iters)
+
+
+def read_first(num_samples: int | None, part: str, cycle: float) -> int | None:
+    """Return the number of samples of a source that have neighbours, of so many that are read.
+
+    Args:
+        num_samples: Number of samples that are read; None for one epoch.
+        part: Part of the data: train, valid or test.
+        cycle: See `cycle_of`.
+    """
+    return math.ceil(num_samples * cycle) if num_samples and part == "train" else num_samples
 
 
 class RetroSample(NamedTuple):
@@ -188,15 +212,21 @@ class RetroSamples:
             DataError: There are no neighbours of these samples in this order, or too few; or the
                 documents make no sample.
         """
-        own = num_samples
-        if num_samples is not None and name == "train":
-            own = math.ceil(num_samples * self.cycle)
+        own = read_first(num_samples, name, self.cycle)
         tokens = GPTSamples().build(source, own, settings, name=name)
         neighbours = open_neighbours(
-            self.directory, name, description=tokens.order, verify=self.verify
+            *(self.directory, name),
+            description=tokens.order,
+            database=lambda: self.database,
+            verify=self.verify,
         )
         self._check(neighbours, name, len(tokens))
         return RetroDataset(tokens, neighbours, self, num_samples or len(tokens))
+
+    @functools.cached_property
+    def database(self) -> ChunkDatabase:
+        """The database of all sources, opened once."""
+        return ChunkDatabase(database_path(self.directory), verify=self.verify)
 
     def samples_per_epoch(self, source: OpenSource, settings: SampleSettings) -> int:
         """Return the number of whole sequences in the tokens of a source."""

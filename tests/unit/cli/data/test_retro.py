@@ -173,7 +173,7 @@ def contents(folder: Path) -> dict[str, bytes]:
         ),
         (["--retro-index-ntrain", "9"], "no effect without `--retro-index-str`"),
         (["--model-family", "bert"], "read no neighbours"),
-        (["--retro-chunk-length", "24", "--retro-encoder", "bert"], "do not divide samples of 32"),
+        (["--retro-chunk-length", "24", "--retro-encoder", "bert"], "is not divisible by"),
         (["--retro-tasks", "neighbors"], "is no database of chunks"),
         (["--retro-blok-size", "9"], "--retro-block-size"),
         ([], "--retro-encoder"),

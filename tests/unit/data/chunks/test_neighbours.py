@@ -125,7 +125,7 @@ def test_another_database(project: Path, tmp_path: Path) -> None:
         tmp_path / "other", [Documents(indexed, (0, 1))], tokenizer, chunk_length=4, block=9
     )
     with pytest.raises(DataError, match="not chunks of the database"):
-        open_neighbours(project, "train", description=ORDER, database=other)
+        open_neighbours(project, "train", description=ORDER, database=lambda: other)
 
 
 def test_half_written_and_damaged(project: Path) -> None:
