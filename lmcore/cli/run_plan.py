@@ -78,7 +78,7 @@ def plan_run(
         argv: The arguments.
         plugins: Plugins that were found.
         rank: Rank of this process.
-        sections: Sections beside the core's; None: those of the plugins.
+        sections: Sections beside the core's; None: the plugins'.
 
     Raises:
         LmcoreError: Every problem of settings, data, device and checkpoint.

@@ -49,7 +49,7 @@ class NeighbourSettings:
     """Settings of a search for neighbours.
 
     Attributes:
-        num_queried: Nearest chunks of each chunk, among which those of other documents are taken.
+        num_queried: Nearest chunks of each chunk, among which neighbours are chosen.
         num_neighbors: K, the most of them that are saved.
         block: Chunks of samples that are encoded and compared together, about.
         batch: Number of chunks that are encoded together.
@@ -171,7 +171,7 @@ def _without_own(
     sets: Sequence[int],
     chunks: int,
 ) -> Int64:
-    """Return the chunks found, [n * L, K], with -1 for those of the sample's own documents."""
+    """Return the chunks found, [n * L, K], with -1 for chunks of the sample's own documents."""
     kept = found.copy()
     there = found >= 0
     rows = np.full((*found.shape, 2), -1, dtype=np.int64)
