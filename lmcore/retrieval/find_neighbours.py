@@ -144,7 +144,7 @@ def find_neighbours(
         small = database.chunks <= _LARGEST
         return kept.reshape(len(samples), chunks, -1).astype(np.int32 if small else np.int64)
 
-    neighbours_store(path).build(record.rows, make, wait=True, unit="samples")
+    neighbours_store(path).build(record.rows, make, wait=True, unit=f"{queries.part} samples")
     return Neighbours(path, database, verify=True)
 
 

@@ -271,7 +271,7 @@ def index_path(directory: Path) -> Path:
 
 @dataclass
 class _Recorder:
-    """Builder of Retro's samples without neighbours, of which it keeps a record.
+    """Builder of Retro's samples without neighbours, and a record of what it built.
 
     Attributes:
         cycle: Part of the training samples that gets neighbours.

@@ -1,4 +1,4 @@
-"""Options of `lmcore data retro`, which are parsed together with those of the run."""
+"""Options of `lmcore data retro`, which are parsed together with the options of a run."""
 
 from __future__ import annotations
 

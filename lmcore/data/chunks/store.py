@@ -115,7 +115,7 @@ class ShardStore:
         """
         missing = self.missing(rows)
         if done := len(rows) - len(missing):
-            logger.info("%s: %s of %s are there", self.noun, counted(done, "shard"), len(rows))
+            logger.info("%s: found %d of %s", self.noun, done, counted(len(rows), "shard"))
         progress = Progress(len(missing), unit)
         while missing:
             for number in missing:

@@ -263,7 +263,7 @@ def test_stopped_and_continued(
     before = stopped.encoder.calls
     stopped.find()
     assert stopped.encoder.calls == before
-    assert "samples/s" in caplog.text
+    assert "train samples/s" in caplog.text
 
 
 def test_two_at_once(project: Project, tmp_path: Path, indexed: IndexedDataset) -> None:

@@ -107,7 +107,7 @@ def test_a_stopped_build_goes_on(build: Build, caplog: Any) -> None:
     build()
     assert {one.name: one.read_bytes() for one in path.iterdir()} == files
     assert (path / "shard-00000.npy").stat().st_mtime_ns == untouched
-    assert "database of chunks: 2 shards of 4 are there" in caplog.text
+    assert "database of chunks: found 2 of 4 shards" in caplog.text
     assert "shard 2 of 4" in caplog.text
     assert "left" in caplog.text
 
