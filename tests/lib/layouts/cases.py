@@ -49,6 +49,10 @@ T5_ORIGINAL = (
     f"{T5} --position-embedding-type relative --normalization RMSNorm --no-add-bias-linear "
     "--no-t5-head-bias --no-t5-scaled-attention --t5-scaled-head --t5-feed-forward gated-gelu"
 )
+RETRO = (
+    "--model-family retro --retro-chunk-length 4 --retro-first-layer 1 --retro-num-neighbors 3 "
+    "--retro-num-retrieved-chunks 1"
+)
 ICT = "--model-family ict --retriever-score-scaling"
 FP64 = "--precision fp64 --clip-grad 0"
 CLASSIFIER = f"--task classification --task-data {__file__}"
@@ -69,6 +73,8 @@ KINDS = {
     "bert-original": f"{BERT} --bert-post-norm --bert-gelu erf --precision fp64 --clip-grad 0",
     "t5": f"{T5} {FP64}",
     "t5-original": f"{T5_ORIGINAL} {FP64}",
+    "retro": f"{RETRO} {FP64}",
+    "retro-llama": f"{RETRO} {LLAMA} {FP64}",
     "ict": f"{ICT} --biencoder-projection-dim 12 {FP64}",
     "ict-shared": f"{ICT} --biencoder-shared-query-context-model --bert-post-norm {FP64}",
     "classifier": f"{BERT} {CLASSIFIER} {FP64}",
@@ -160,6 +166,13 @@ OF_TWO = {
     "t5-original/zero3-selective": f"--zero-stage 3 {SELECTIVE}",
     "t5-original/tp": TP,
     "t5-original/tp-sp": f"{TP} {SP} {FULL}",
+    "retro/dp": ACCUMULATE,
+    "retro/zero3-full": f"--zero-stage 3 {FULL}",
+    "retro/tp": f"{TP} {ACCUMULATE}",
+    "retro/tp-selective": f"{TP} {SELECTIVE}",
+    "retro-llama/zero1": f"--zero-stage 1 {ACCUMULATE}",
+    "retro-llama/zero3": "--zero-stage 3",
+    "retro-llama/tp-full": f"{TP} {FULL}",
     # A question is compared with the blocks of a micro-batch on all ranks, two as on one process.
     "ict/dp": ACCUMULATE,
     "ict/zero3-full": f"--zero-stage 3 {FULL} {ACCUMULATE}",
@@ -233,6 +246,8 @@ OF_FOUR = {
     "bert/tp-sp-pp": f"{TP} {SP} {PP}",
     "bert/zero2-tp": f"--zero-stage 2 {TP}",
     "bert-original/zero3-tp-sp": f"--zero-stage 3 {TP} {SP}",
+    "retro/zero2-tp": f"--zero-stage 2 {TP}",
+    "retro/zero3-tp": f"--zero-stage 3 {TP} {FULL}",
     "t5/zero2-tp": f"--zero-stage 2 {TP}",
     "t5/tp-sp-pp": f"{TP} {SP} {PP}",
     "t5/zero1-pp": f"--zero-stage 1 {PP}",

@@ -70,6 +70,8 @@ LIMITS = {
     # Attention that is not scaled has larger scores, whose rounding the softmax amplifies.
     # Measured: 1.9e-14, 8.4e-12, 3.4e-14, 9.8e-13.
     "t5-original": Distance(loss=2.5e-7, norm=1e-7, gradient=1.2e-13, weight=4e-12),
+    "retro": Distance(loss=2.5e-7, norm=1e-7, gradient=1.6e-14, weight=8e-15),
+    "retro-llama": Distance(loss=2.5e-7, norm=1e-7, gradient=1.6e-14, weight=8e-15),
     "classifier": Distance(loss=2.5e-7, norm=1e-7, gradient=1.6e-14, weight=8e-15),
     "ict": Distance(loss=2.5e-7, norm=1e-7, gradient=1.6e-14, weight=2e-14),
     "ict-shared": Distance(loss=2.5e-7, norm=1e-7, gradient=1.6e-14, weight=2e-14),

@@ -39,6 +39,7 @@ from lmcore.families.bert.samples import BertCollation
 from lmcore.families.gpt.model import GPT
 from lmcore.families.heads.samples import PairFormat, TaskCollation
 from lmcore.families.ict.samples import IctCollation
+from lmcore.families.retro.samples import RetroCollation, RetroSample
 from lmcore.families.t5.family import decoder_length
 from lmcore.families.t5.samples import T5Collation
 from lmcore.parallel.random_states import seed_everything
@@ -93,6 +94,25 @@ class Samples:
     def __getitem__(self, i: int) -> Any:
         """Return tokens [S + 1]."""
         return self.tokens[i]
+
+
+class Read(Samples):
+    """Random samples of Retro; some neighbours are shorter, some chunks have fewer, or none."""
+
+    def __init__(self, count: int, length: int, own: dict[str, Any]) -> None:
+        """Draw *count* samples of *length* + 1 tokens with neighbours."""
+        super().__init__(count, length)
+        chunk, drawn = own["retro_chunk_length"], np.random.default_rng(6)
+        read = chunk * own["retro_num_retrieved_chunks"]
+        size = (count, length // chunk, own["retro_num_neighbors"])
+        self.neighbors = drawn.integers(1, VOCABULARY, (*size, read))
+        lengths = drawn.integers(0, read + 1, size)
+        lengths[drawn.random(size[:2]) < 0.2] = 0
+        self.padding = np.arange(read) >= lengths[..., None]
+
+    def __getitem__(self, i: int) -> RetroSample:
+        """Return a sample."""
+        return RetroSample(self.tokens[i], self.neighbors[i], self.padding[i])
 
 
 class Masked:
@@ -223,6 +243,8 @@ def samples_of(plan: RunPlan, count: int) -> tuple[Any, Any]:
         return Masked(count, length), BertCollation(PREDICTED, binary_head=True)
     if plan.shape.model_family == "t5":
         return Spans(count, length, decoder_length(plan.config)), T5Collation()
+    if plan.shape.model_family == "retro":
+        return Read(count, length, plan.shape.own), RetroCollation(CausalLMCollation())
     if plan.shape.model_family == "ict":
         return Found(count, length), IctCollation(VOCABULARY)
     return Samples(count, length), CausalLMCollation(masks=masks_of(plan))
