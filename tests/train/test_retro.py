@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -41,62 +42,78 @@ DROPOUT = (
 CLOSE = 2e-6
 
 
+Draw = Callable[[ChunkDatabase, list[Any]], Any]
+"""Function of a database and the chunks of samples that returns neighbours, [n, L, 3]."""
+
+
+def make_project(
+    folder: Path,
+    prefix: str,
+    samples: dict[str, int],
+    length: int,
+    chunk: int,
+    draw: Draw,
+    index: str = "nearest",
+) -> None:
+    """Make a database of training documents, and neighbours of the samples of a run.
+
+    *samples* has the number of samples of each part, and as `kept` how many of training have
+    neighbours; *index* is the fingerprint of what drew them.
+    """
+    tokenizer, indexed = build_tokenizer("ByteTokenizer"), IndexedDataset(prefix)
+    ranges = split_ranges(indexed.document_count, parse_split("8,1,1"), needed=("train", "valid"))
+    documents = [Documents(indexed, indexed.sequence_range(ranges["train"]))]
+    path = database_path(folder)
+    database = build_database(path, documents, tokenizer, chunk_length=chunk, block=9)
+    for part, own in ranges.items():
+        dataset = GPTDataset(
+            indexed,
+            document_range=own,
+            num_samples=samples[part],
+            sequence_length=length,
+            seed=1234,
+            cache_dir=folder,
+            name=part,
+        )
+        count = samples.get("kept", samples[part]) if part == "train" else samples[part]
+        record = NeighboursRecord(
+            part=part,
+            samples=dataset.order,
+            source="text",
+            seq_length=length,
+            chunk_length=chunk,
+            num_neighbors=3,
+            num_queried=3,
+            num_samples=count,
+            block=8,
+            database=database.record.fingerprint,
+            index=index,
+        )
+        path = neighbours_path(folder, part, dataset.order)
+        begin_neighbours(path, record)
+        chunks = [dataset[i][:-1].reshape(-1, chunk) for i in range(count)]
+        found = draw(database, chunks).astype(np.int32)
+        for number, start in enumerate(range(0, count, 8)):
+            neighbours_store(path).write(number, found[start : start + 8])
+
+
 @pytest.fixture(scope="session")
 def project(data_prefix: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Makes a database of the data, and drawn neighbours of the samples of a run with `FLAGS`."""
-    tokenizer = build_tokenizer("ByteTokenizer")
 
-    def make(
-        samples: int = SAMPLES["train"], *, chunk: int = CHUNK, seed: int = 1234, drawn: int = 1
-    ) -> Path:
+    def make(samples: int = SAMPLES["train"], *, chunk: int = CHUNK, drawn: int = 1) -> Path:
         folder = tmp_path_factory.mktemp("project")
-        indexed = IndexedDataset(data_prefix)
-        documents = [Documents(indexed, (0, len(indexed)))]
-        path = database_path(folder)
-        database = build_database(path, documents, tokenizer, chunk_length=chunk, block=9)
-        split = parse_split("8,1,1")
-        ranges = split_ranges(indexed.document_count, split, needed=("train", "valid"))
-        for part, documents_range in ranges.items():
-            dataset = GPTDataset(
-                indexed,
-                document_range=documents_range,
-                num_samples=SAMPLES[part],
-                sequence_length=LENGTH,
-                seed=seed,
-                cache_dir=folder,
-                name=part,
-            )
-            count = samples if part == "train" else SAMPLES[part]
-            _draw(folder, part, dataset.order, database, count, drawn)
+
+        def draw(database: ChunkDatabase, chunks: list[Any]) -> Any:
+            size = (len(chunks), LENGTH // chunk, 3)
+            return np.random.default_rng(drawn).integers(-1, database.chunks, size)
+
+        make_project(
+            *(folder, data_prefix, {**SAMPLES, "kept": samples}, LENGTH, chunk, draw, str(drawn))
+        )
         return folder
 
     return make
-
-
-def _draw(
-    folder: Path, part: str, order: str, database: ChunkDatabase, count: int, seed: int
-) -> None:
-    chunk = database.record.chunk_length
-    record = NeighboursRecord(
-        part=part,
-        samples=order,
-        source="text",
-        seq_length=LENGTH,
-        chunk_length=chunk,
-        num_neighbors=3,
-        num_queried=3,
-        num_samples=count,
-        block=8,
-        database=database.record.fingerprint,
-        index=str(seed),
-    )
-    path = neighbours_path(folder, part, order)
-    begin_neighbours(path, record)
-    numbers = np.random.default_rng(seed)
-    for number, rows in enumerate(record.rows):
-        size = (rows, LENGTH // chunk, 3)
-        drawn = numbers.integers(-1, database.chunks, size).astype(np.int32)
-        neighbours_store(path).write(number, drawn)
 
 
 def said(run: Any) -> str:
@@ -250,3 +267,40 @@ def _fingerprint(folder: Path) -> str:
     text = next((folder / "neighbours").glob("train-*/neighbours.json")).read_text("utf-8")
     found: dict[str, Any] = json.loads(text)
     return str(found["database"])
+
+
+def nearest(database: ChunkDatabase, chunks: list[Any]) -> Any:
+    """Return the chunks with the most similar counts of bytes, without the chunk itself."""
+
+    def counts(tokens: Any) -> Any:
+        found = np.stack([np.bincount(one, minlength=257) for one in tokens]).astype(np.float32)
+        return found / np.linalg.norm(found, axis=1, keepdims=True)
+
+    flat = [chunk for sample in chunks for chunk in sample]
+    scores = counts(flat) @ counts(database.own_tokens(0, database.chunks)).T
+    scores[scores > 1 - 1e-5] = 0  # the chunk itself
+    best = np.argpartition(-scores, 3, axis=1)[:, :3]
+    return best.reshape(len(chunks), -1, 3)
+
+
+def test_pretraining(train: Any, shared_data: Path, tmp_path: Path) -> None:
+    """The validation loss of a short pretraining with similar chunks falls."""
+    source = shared_data / "corpora/wiki/squad-wikipedia-articles-a.jsonl.gz"
+    with gzip.open(source, "rt") as lines, (tmp_path / "text.jsonl").open("w") as stream:
+        stream.writelines(line for _, line in zip(range(10), lines, strict=False))
+    arguments = ["--input", str(tmp_path / "text.jsonl"), "--output-prefix", str(tmp_path / "text")]
+    assert main(["data", "prepare", *arguments, "--tokenizer-type", "ByteTokenizer"]) == 0
+    prefix, folder = f"{tmp_path}/text_text_document", tmp_path / "project"
+    folder.mkdir()
+    make_project(folder, prefix, {"train": 360, "valid": 96, "test": 24}, 64, 16, nearest)
+    run = train(
+        "run",
+        "--model-family retro --seq-length 64 --retro-chunk-length 16 --hidden-size 32"
+        " --retro-encoder-layers 1 --micro-batch-size 8 --train-iters 45 --eval-interval 15"
+        f" --eval-iters 3 --lr 4e-3 --split 8,1,1 --retro-project-dir {folder}",
+        prefix,
+    )
+    assert run.status == 0, run.err
+    losses = [row["valid_loss"] for row in run.rows if row.get("valid_loss") is not None]
+    assert len(losses) == 3
+    assert losses[2] < losses[1] < losses[0], losses
