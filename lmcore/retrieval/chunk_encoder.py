@@ -202,7 +202,10 @@ class SentenceModel:
             ) from error
         most = self._model.max_seq_length
         self._model.max_seq_length = longest if most is None else min(most, longest)
-        self.checkpoint, self.size = directory, int(self._model.get_sentence_embedding_dimension())
+        # Renamed in version 5.
+        size = getattr(self._model, "get_embedding_dimension", None)
+        size = size or self._model.get_sentence_embedding_dimension
+        self.checkpoint, self.size = directory, int(size())
 
     def fingerprint(self) -> str:
         """Return a hash of every file of the model, and of the length."""

@@ -127,17 +127,15 @@ class _Work:
         tokenizer = self.planned.tokenizer
         directory = Path(self.planned.plan.config.retro.retro_project_dir or "")
         datasets, queries = self._samples(directory)
-        database = self._database(directory, datasets, tokenizer, build=STEPS[0] in steps)
-        length = counted(database.record.chunk_length, "token")
-        lines = [f"{database.path}: {counted(database.chunks, 'chunk')} of at most {length}"]
         if steps == STEPS[:1]:
-            return lines
+            return [_shown(self._database(directory, datasets, tokenizer, build=True))]
+        # The encoder first: what is wrong with it is known before a long build.
         with self._encoder(directory) as encoder:
+            database = self._database(directory, datasets, tokenizer, build=STEPS[0] in steps)
             index = self._index(directory, database, encoder, build=STEPS[1] in steps)
-            lines.append(
-                f"{index.path}: vectors of {index.record.size} channels by "
-                f"`{index.record.checkpoint}`, {index.faiss.factory or 'exact search'}"
-            )
+            made = f"vectors of {index.record.size} channels by `{index.record.checkpoint}`"
+            how = index.faiss.factory or "exact search"
+            lines = [_shown(database), f"{index.path}: {made}, {how}"]
             if STEPS[2] in steps:
                 lines += self._neighbors(directory, queries, database, index, encoder)
         return lines
@@ -262,6 +260,11 @@ class _Work:
                 f"{found.path}: neighbours of {counted(found.num_samples, 'sample')} "
                 f"of `{one.name}`"
             )
+
+
+def _shown(database: ChunkDatabase) -> str:
+    length = counted(database.record.chunk_length, "token")
+    return f"{database.path}: {counted(database.chunks, 'chunk')} of at most {length}"
 
 
 def index_path(directory: Path) -> Path:

@@ -94,6 +94,14 @@ RENAMED: Mapping[str, Renamed] = {
     "--retro-add-retriever": Renamed("--model-family retro"),
     "--retro-workdir": Renamed("--retro-project-dir"),
     "--retro-gpt-chunk-length": Renamed("--retro-chunk-length"),
+    **{
+        f"--retro-gpt-{name}": Renamed(f"--{name}")  # of Retro's preprocessing
+        for name in (
+            *("data-path", "data-cache-path", "split", "seed", "seq-length", "train-samples"),
+            *("eval-interval", "eval-iters", "global-batch-size", "tokenizer-type"),
+            *("tokenizer-model", "vocab-file", "merge-file"),
+        )
+    },
     "--retro-no-verify-neighbor-count": Renamed("--no-retro-verify-neighbor-count", whole=True),
     "--deterministic-mode": Renamed("--deterministic", whole=True),
     "--fine-tune": Renamed("--finetune"),
@@ -149,6 +157,7 @@ SWITCHES = {
 
 _PROFILER = Fixed("`--profile` uses torch's profiler, with labels for the parts of a step")
 _KERNELS = Fixed("each op uses the device's kernel of highest priority; `--ops` selects another")
+_EVERY_CHUNK = "leave it out: an index has every chunk, and reads them shard by shard"
 _BUCKETS = Fixed("gradients are reduced in buckets, which the engine sets")
 _EVENTS = Fixed("TensorBoard records the metrics of metrics.jsonl")
 _NO_TRACKER = Fixed(
@@ -168,6 +177,11 @@ FIXED: Mapping[str, Fixed] = {
     "--DDP-impl": Fixed(
         "gradients are all-reduced over the processes", ("local", "torch"), "use `--zero-stage 3`"
     ),
+    "--retro-index-type": Fixed("chunks are added in order", ("faiss-base", "faiss-par-add")),
+    "--retro-index-train-load-fraction": Fixed("all are loaded", ("1", "1.0"), _EVERY_CHUNK),
+    "--retro-index-add-load-fraction": Fixed("every chunk is added", ("1", "1.0"), _EVERY_CHUNK),
+    "--retro-index-no-delete-training-embeddings": Fixed("vectors are kept"),
+    "--retro-index-no-delete-added-codes": Fixed("vectors are kept"),
     "--local-rank": Fixed("the rank is read from the environment", None),
     "--no-async-tensor-model-parallel-allreduce": Fixed(
         "tensor-parallel all-reduces are synchronous"

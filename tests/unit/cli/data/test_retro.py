@@ -127,6 +127,20 @@ def test_every_source_of_a_blend(retro: Any, folder: Path, tmp_path: Path) -> No
     assert set(rows[:, 0].tolist()) == {0, 1}
 
 
+def test_training_reads_them(retro: Any, folder: Path, tmp_path: Path, capsys: Any) -> None:
+    """A run with the same options finds the neighbours of a blend, one of another order none."""
+    blend = ("0.3", "a_text_document", "0.7", "b_text_document")
+    cyclic = ["--retro-cyclic-train-iters", "5"]
+    assert retro("--retro-encoder", f"{folder}/bert", *cyclic, data=blend) == 0
+    paths = [word if word[0].isdigit() else f"{folder}/{word}" for word in blend]
+    project = ["--retro-project-dir", f"{tmp_path}/p", *CHUNKS[:2], "--model-family", "retro"]
+    train = ["train", "--data-path", *paths, *SMALL, *project, "--save", f"{tmp_path}/run"]
+    assert main([*train, *STEPS, *cyclic]) == 0
+    capsys.readouterr()
+    assert main([*train[:-1], f"{tmp_path}/other", *STEPS, "--seed", "9"]) != 0
+    assert "in their order of this run" in capsys.readouterr().err
+
+
 def open_database(tmp_path: Path) -> Any:
     from lmcore.data.chunks.database import ChunkDatabase
 
@@ -174,7 +188,7 @@ def contents(folder: Path) -> dict[str, bytes]:
         (["--retro-index-ntrain", "9"], "no effect without `--retro-index-str`"),
         (["--model-family", "bert"], "read no neighbours"),
         (["--retro-chunk-length", "24", "--retro-encoder", "bert"], "is not divisible by"),
-        (["--retro-tasks", "neighbors"], "is no database of chunks"),
+        (["--retro-tasks", "neighbors"], "is no index of chunks"),
         (["--retro-blok-size", "9"], "--retro-block-size"),
         ([], "--retro-encoder"),
     ],
