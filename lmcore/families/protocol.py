@@ -327,9 +327,11 @@ class CausalLM(Model):
 
     Attributes:
         head_projection: Projection to logits by a constant weight; None: by `head_weight`.
+        answers: See `SourceLM`; None: the model has no encoder.
     """
 
     head_projection: Callable[[Tensor], Tensor] | None = None
+    answers: ClassVar[bool | None] = None
 
     @property
     @abstractmethod
@@ -378,4 +380,4 @@ class SourceLM(CausalLM):
             the prompt, and the source is what is read beside it.
     """
 
-    answers: ClassVar[bool] = True
+    answers: ClassVar[bool | None] = True

@@ -26,7 +26,7 @@ from lmcore.conversion.native.read import LmcoreState
 from lmcore.conversion.state import notes_beside
 from lmcore.data.tokenizer import Tokenizer, TokenizerFactory
 from lmcore.families.build import create_model, op_binding
-from lmcore.families.protocol import CausalLM, MaskedLM, Model, SourceLM
+from lmcore.families.protocol import CausalLM, MaskedLM, Model
 from lmcore.families.saved_shape import read_shape
 from lmcore.generation.weights.fix import fix_weights
 from lmcore.model.family import family_of
@@ -73,12 +73,12 @@ class LoadedModel:
     @property
     def reads_source(self) -> bool:
         """True if a prompt is the input of an encoder, and the text the decoder's answer."""
-        return isinstance(self.model, SourceLM) and self.model.answers
+        return self.model.answers is True
 
     @property
     def reads_neighbors(self) -> bool:
         """True if a text has neighbours, which an encoder reads beside the prompt."""
-        return isinstance(self.model, SourceLM) and not self.model.answers
+        return self.model.answers is False
 
 
 def load_model(

@@ -152,6 +152,11 @@ class TextModel(Protocol):
         ...
 
     @property
+    def answers(self) -> bool | None:
+        """True if the text answers the input of an encoder; see `SourceLM`."""
+        ...
+
+    @property
     def shape(self) -> ModelShape:
         """Sizes of the whole model."""
         ...

@@ -19,7 +19,7 @@ from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.generation.beam import beam_search
 from lmcore.generation.continuous_batch import ContinuousBatch
 from lmcore.generation.generate import recompute
-from lmcore.generation.load import load_model
+from lmcore.generation.load import LoadedModel, load_model
 from lmcore.generation.parallel.start import parallel_model
 from lmcore.generation.request import Request
 from lmcore.generation.sampling.options import SamplingOptions
@@ -40,6 +40,9 @@ REQUESTS = [
 ]
 
 
+SOURCES = ([5, 6, 7, 256], [*range(40, 70), 256], [9, 256], [3, 1, 4, 1, 5, 256])
+
+
 @contextmanager
 def opened(path: Path, runtime: Runtime, layout: ParallelLayout):
     """Give the model of a run, on rank 0 only."""
@@ -51,11 +54,48 @@ def opened(path: Path, runtime: Runtime, layout: ParallelLayout):
         yield loaded
 
 
+def answers(loaded: LoadedModel) -> dict[str, Any]:
+    """Return the answers of a decoder to several sources, and of beam search."""
+    model, size = loaded.model, loaded.tokenizer.vocab_size
+    batch = ContinuousBatch(model, vocab_size=size, max_requests=3, execution=loaded.execution)
+    greedy, sampled = SamplingOptions(greedy=True), SamplingOptions(0.8, top_p=0.9)
+    made = [
+        batch.add(
+            Request(
+                *([0], count, options, seed),
+                top_logprobs=0,
+                source=source,
+            )
+        )
+        for seed, (source, count, options) in enumerate(
+            zip(SOURCES, (12, 5, 9, 7), (greedy, sampled, greedy, sampled), strict=True)
+        )
+    ]
+    batch.run()
+    beams = beam_search(
+        *(model, [0]),
+        source=SOURCES[1],
+        width=3,
+        max_tokens=6,
+        vocab_size=size,
+        execution=loaded.execution,
+    )
+    return {
+        "tokens": [one.tokens for one in made],
+        "logprobs": [one.logprob for text in made for one in text.logprobs],
+        "beams": [[*one.tokens] for one in beams],
+        "scores": [one.score for one in beams],
+        "parameters": loaded.num_parameters,
+    }
+
+
 def found(path: Path, runtime: Runtime, layout: ParallelLayout) -> dict[str, Any] | None:
     """Return texts of the batch, of beam search and without a cache; None on other ranks."""
     with opened(path, runtime, layout) as loaded:
         if loaded is None:
             return None
+        if loaded.reads_source:
+            return answers(loaded)
         model, size = loaded.model, loaded.tokenizer.vocab_size
         batch = ContinuousBatch(model, vocab_size=size, max_requests=3, execution=loaded.execution)
         made = [batch.add(request) for request in REQUESTS]

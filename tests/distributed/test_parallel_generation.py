@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,7 +19,7 @@ from lmcore.contract import OP_SPECS, OpTable
 from lmcore.conversion.convert import convert
 from lmcore.data.tokenizer import ByteTokenizer
 from lmcore.data.tokenizer.saved import save_tokenizer
-from lmcore.families.gpt.model import GPT
+from lmcore.families.build import create_model
 from lmcore.families.op_binding import OpBinding
 from lmcore.model.shape import ModelShape
 
@@ -44,6 +44,34 @@ SHAPES = {
     ),
 }
 
+_T5 = {
+    "decoder_num_layers": 3,
+    "relative_attention_max_distance": 12,
+    "relative_attention_num_buckets": 8,
+    "t5_feed_forward": "gelu",
+    "t5_head_bias": True,
+    "t5_scaled_attention": True,
+    "t5_scaled_head": False,
+}
+_RELATIVE = {"t5_feed_forward": "gated-gelu", "t5_head_bias": False, "t5_scaled_attention": False}
+ENCODERS = {
+    "t5": ModelShape(
+        *(2, 32, 4, 48, 64, 261),
+        init_method_std=0.3,
+        model_family="t5",
+        further=tuple(sorted(_T5.items())),
+    ),
+    "t5-relative": ModelShape(
+        *(2, 32, 4, 48, 64, 384),
+        init_method_std=0.2,
+        normalization="RMSNorm",
+        position_embedding_type="relative",
+        add_bias_linear=False,
+        model_family="t5",
+        further=tuple(sorted((_T5 | _RELATIVE).items())),
+    ),
+}
+
 pytestmark = pytest.mark.distributed
 
 
@@ -51,8 +79,8 @@ pytestmark = pytest.mark.distributed
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Models with random weights, by family; the first one also in Hugging Face's format."""
     folder = tmp_path_factory.mktemp("runs")
-    for name, shape in SHAPES.items():
-        model = GPT(shape, OpBinding(OpTable(OP_SPECS), "cpu", "float32"))
+    for name, shape in (SHAPES | ENCODERS).items():
+        model: Any = create_model(shape, OpBinding(OpTable(OP_SPECS), "cpu", "float32"))
         model.initialize(3)
         with torch.no_grad():
             model.head_weight[257:] *= 5  # padding, which would often be the most probable token
@@ -60,19 +88,21 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         save_checkpoint(folder / name / "checkpoints", 5, tensors, {}, model_shape=shape.to_dict())
         save_tokenizer(ByteTokenizer(), folder / name / "tokenizer")
     convert(folder / "gpt", folder / "foreign", "huggingface")
-    return {name: folder / name for name in (*SHAPES, "foreign")}
+    return {name: folder / name for name in (*SHAPES, "foreign", *ENCODERS)}
 
 
-Generate = Callable[[int, int, str], list[dict[str, Any]]]
+Generate = Callable[..., list[dict[str, Any]]]
 
 
 @pytest.fixture
 def generate(start: Callable[..., Any], runs: dict[str, Path]) -> Generate:
-    """Runs all models in processes; gives what rank 0 found."""
+    """Runs models in processes, all decoders or others; gives what rank 0 found."""
 
-    def call(tensor: int, pipeline: int, precision: str) -> list[dict[str, Any]]:
+    def call(
+        tensor: int, pipeline: int, precision: str, names: Iterable[str] = (*SHAPES, "foreign")
+    ) -> list[dict[str, Any]]:
         case = {
-            "runs": [str(path) for path in runs.values()],
+            "runs": [str(runs[name]) for name in names],
             "tensor": tensor,
             "pipeline": pipeline,
             "precision": precision,
@@ -106,6 +136,18 @@ def test_texts_are_those_of_one_process(generate: Generate, tensor: int, pipelin
         for name in ("logprobs", "prompt", "scores"):
             assert right[name] == pytest.approx(left[name], abs=2e-4), name
         assert min(map(len, right["tokens"])) >= 3
+
+
+def test_answers_are_those_of_one_process(generate: Generate) -> None:
+    """Sources of several lengths, with requests that come and go, and beam search."""
+    expected, made = (generate(tensor, 1, "fp32", ENCODERS) for tensor in (1, 2))
+    assert len(made) == len(expected) == len(ENCODERS)
+    for left, right in zip(expected, made, strict=True):
+        for name in ("tokens", "beams", "parameters"):
+            assert right[name] == left[name], name
+        for name in ("logprobs", "scores"):
+            assert right[name] == pytest.approx(left[name], abs=2e-4), name
+        assert len({tuple(tokens) for tokens in right["tokens"]}) > 1, "each has its own source"
 
 
 @pytest.mark.full

@@ -12,7 +12,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -51,6 +51,7 @@ class DividedModel:
         *,
         weight_dtype: torch.dtype,
         idle_seconds: float,
+        answers: bool | None = None,
     ) -> None:
         """Take the part of rank 0, and keep the other ranks waiting for messages.
 
@@ -61,7 +62,9 @@ class DividedModel:
             weight_dtype: Dtype of the weights of products.
             idle_seconds: Time without a message after which one without content is sent; the ranks
                 must wait longer than that.
+            answers: See `SourceLM`; None: the model has no encoder.
         """
+        self.answers = answers
         self.shape, self.weight_dtype = shape, weight_dtype
         self._runner, self._channel = runner, channel
         self._changes: deque[Call] = deque()
@@ -89,7 +92,8 @@ class DividedModel:
         Raises:
             ProcessesError: The pass failed, or an earlier one.
         """
-        return self._run(Call(None, "hidden", (tokens_BS.tolist(), cache)))
+        hidden_BSH: Tensor = self._run(Call(None, "hidden", (tokens_BS.tolist(), cache)))
+        return hidden_BSH
 
     def logits(self, hidden_NH: Tensor) -> Tensor:
         """Return the logits of hidden states over the padded vocabulary, [N, V].
@@ -101,7 +105,7 @@ class DividedModel:
             ProcessesError: The pass failed, or an earlier one.
         """
         rows = hidden_NH.flatten(0, -2)
-        logits = self._run(Call(None, "logits", (len(rows),)), rows)
+        logits: Tensor = self._run(Call(None, "logits", (len(rows),)), rows)
         return logits.view(*hidden_NH.shape[:-1], logits.shape[-1])
 
     def new_cache(self, dtype: torch.dtype) -> _Cache:
@@ -109,7 +113,9 @@ class DividedModel:
         with deferred_signals():
             number, self._next_cache = self._next_cache, self._next_cache + 1
             self._change(Call(None, "new_cache", (number, DTYPES.index(dtype))))
-            cache = _Cache(number, self._runner, self._change)
+            cache: _Cache = _Cache(number, self._runner, self._change)
+            if self.answers is not None:
+                cache = _SourceCache(number, self._runner, self._change, self._run)
             dropped = Call(None, "drop_cache", (number,))
             weakref.finalize(cache, self._change, dropped).atexit = False
         return cache
@@ -150,16 +156,17 @@ class DividedModel:
             self._runner.run(call)
             self._changes.append(call)
 
-    def _run(self, call: Call, hidden_NH: Tensor | None = None) -> Tensor:
+    def _run(self, call: Call, hidden_NH: Tensor | None = None) -> Any:
         """Run a pass on all ranks and return its result."""
         with deferred_signals(), self._lock:
             if self._failed or self._closed:
                 raise ProcessesError("the processes of the model have ended their work")
-            made: Tensor | None = None
+            ended = False
             try:
                 changes = [self._changes.popleft() for _ in range(len(self._changes))]
                 self._channel.send([*changes, call])
                 made = self._runner.run(call, hidden_NH)
+                ended = True
             except Exception as error:
                 raise ProcessesError(
                     "a pass of a model in several processes failed",
@@ -167,9 +174,8 @@ class DividedModel:
                     hint="start the command again",
                 ) from error
             finally:
-                self._failed = made is None  # the ranks are at different places
+                self._failed = not ended  # the ranks are at different places
             self._busy.set()
-        assert made is not None
         return made
 
     def _keep_waiting(self, seconds: float) -> None:
@@ -231,3 +237,20 @@ class _Cache:
 
     def next_tokens(self, lengths: Sequence[int]) -> Call:
         return Call(self._number, "next_tokens", (lengths,))
+
+
+class _SourceCache(_Cache):
+    """Cache of a model with an encoder; encoding a source is a pass of all ranks."""
+
+    def __init__(
+        self,
+        number: int,
+        runner: PartRunner,
+        change: Callable[[Call], None],
+        run: Callable[[Call], Any],
+    ) -> None:
+        super().__init__(number, runner, change)
+        self._run = run
+
+    def set_source(self, slot: int, tokens: Sequence[int]) -> None:
+        self._run(Call(self._number, "set_source", (slot, list(tokens))))

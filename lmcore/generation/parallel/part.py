@@ -84,11 +84,11 @@ class PartRunner:
         """
         tokens_BS = torch.tensor(tokens, device=self.device)
         cache = None if view is None else self.run(Call(*view))
-        axis, hidden_BSH = self._mesh.pipeline, None
+        axis, before = self._mesh.pipeline, dict[str, Tensor]()
         if axis.rank > 0:
             size = (*tokens_BS.shape, self._model.shape.hidden_size)
-            hidden_BSH = self._received("stage", size, axis.ranks[axis.rank - 1])
-        hidden_BSH = self._model(tokens_BS, cache, hidden_BSH=hidden_BSH)
+            before["hidden_BSH"] = self._received("stage", size, axis.ranks[axis.rank - 1])
+        hidden_BSH: Tensor = self._model(tokens_BS, cache, **before)
         if axis.size == 1:
             self._hidden_dtype = hidden_BSH.dtype
             return hidden_BSH if self._mesh.rank == 0 else None

@@ -16,14 +16,13 @@ from lmcore.checkpoint.load import load_checkpoint
 from lmcore.config.derived.layout import ParallelLayout
 from lmcore.conversion.native.manifest import WEIGHT_PREFIX
 from lmcore.conversion.native.read import LmcoreState
-from lmcore.families.protocol import SourceLM
 from lmcore.generation.load import LoadedModel, allocate, described_model, open_checkpoint
 from lmcore.generation.parallel.driver import DividedModel
 from lmcore.generation.parallel.messages import MessageChannel
 from lmcore.generation.parallel.part import PartRunner
 from lmcore.generation.text_model import Execution
 from lmcore.generation.weights.fix import fix_weights
-from lmcore.model.family import stacks_of
+from lmcore.model.family import family_of, stacks_of
 from lmcore.parallel import tensor_parallel
 from lmcore.parallel.mesh import ParallelMesh
 from lmcore.parallel.pipeline_split import own_part
@@ -82,10 +81,10 @@ def parallel_model(
     mesh = ParallelMesh.of(layout, runtime)
     with torch.device("meta"):
         described = described_model(weights.state.shape, runtime, path)
-    if isinstance(described, SourceLM):
+    if described.answers is False:
         raise ConfigError(
             f"a {described.family.name} is not generated with by several processes",
-            why="the encoder's output would have to be divided as well",
+            why="the neighbours of each text would have to be encoded by all of them",
             hint="leave out `--tensor-model-parallel-size` and `--pipeline-model-parallel-size`",
         )
     count = described.parameter_count()
@@ -111,6 +110,7 @@ def parallel_model(
         whole,
         weight_dtype=next(model.parameters()).dtype,
         idle_seconds=min(_MAX_IDLE_SECONDS, processes.timeout / 4),
+        answers=described.answers,
     )
     try:
         yield LoadedModel(driver, tokenizer, Path(directory), execution, count)
@@ -209,7 +209,17 @@ def divided_shape(shape: ModelShape, layout: ParallelLayout) -> ModelShape:
                 why="each process has the same number of them",
             )
         )
-    if pipeline > shape.num_layers:
+    family = family_of(shape)
+    if pipeline > 1 and family.stacks is not None:
+        problems.append(
+            ConfigError(
+                f"`--pipeline-model-parallel-size {pipeline}` is not supported by generation with "
+                f"{family.name} models",
+                why="each stage of the decoder would need the encoder's output of each text",
+                hint="use `--tensor-model-parallel-size`",
+            )
+        )
+    elif pipeline > shape.num_layers:
         problems.append(
             ConfigError(
                 f"`--pipeline-model-parallel-size {pipeline}` is more than the model has layers",

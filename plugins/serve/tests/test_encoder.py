@@ -28,7 +28,7 @@ from .conftest import Server, running_server, served
 
 PATH = "/v1/completions"
 SHAPE = ModelShape(
-    *(2, 24, 3, 40, 64, 384),
+    *(2, 24, 4, 40, 64, 384),
     init_method_std=0.3,
     model_family="t5",
     further=(
@@ -138,12 +138,30 @@ def test_what_continues_is_refused(encoder: Server) -> None:
         assert encoder.ask(kind, {}).status == 400, "the fields are checked as well"
 
 
-def test_the_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`lmcore serve` loads such a run, says so of it, and `lmcore ask` shows its answers."""
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with such a model."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
     tensors = {f"model.{name}": tensor for name, tensor in new_model().state_dict().items()}
-    run = tmp_path / "run"
-    save_checkpoint(run / "checkpoints", 5, tensors, {}, model_shape=SHAPE.to_dict())
-    save_tokenizer(ByteTokenizer(), run / "tokenizer")
+    save_checkpoint(folder / "checkpoints", 5, tensors, {}, model_shape=SHAPE.to_dict())
+    save_tokenizer(ByteTokenizer(), folder / "tokenizer")
+    return folder
+
+
+@pytest.mark.distributed
+def test_processes(run: Path, encoder: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two processes that divide the heads give the answers of one."""
+    two = ("--tensor-model-parallel-size", "2", "--nproc-per-node", "2")
+    with served("--load", str(run), *two) as (_, port, _lines):
+        capsys.readouterr()
+        for prompt in ("Hello", "another prompt"):
+            flags = ["--prompt", prompt, "--tokens", "9", "--temperature", "0"]
+            assert ask([f"localhost:{port}", *flags]) == 0
+            assert capsys.readouterr().out == answer(encoder, prompt, 9) + "\n"
+
+
+def test_the_commands(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`lmcore serve` loads such a run, says so of it, and `lmcore ask` shows its answers."""
     template = tmp_path / "template"
     template.write_text("{{ messages }}", encoding="utf-8")
     with pytest.raises(ConfigError, match="`--chat-template` cannot be used with the model"):

@@ -71,6 +71,19 @@ def model(channel: Channel) -> Iterator[DividedModel]:
     one.close()
 
 
+def test_a_source_is_encoded_by_all_at_once(channel: Channel) -> None:
+    """Collectives of the encoder cannot wait for the next pass; changes before it come first."""
+    given: Any = (Runner(), channel)
+    options = {"weight_dtype": torch.float32, "idle_seconds": 100.0, "answers": True}
+    model = DividedModel(*given, SHAPE, **options)
+    cache: Any = model.new_cache(torch.float32)
+    cache.reserve(1, 8)
+    cache.set_source(0, (5, 6))
+    assert channel.messages == [["new_cache", "reserve", "set_source"]]
+    assert channel.calls[-1] == (0, "set_source", [0, [5, 6]])
+    model.close()
+
+
 def test_changes_travel_with_the_next_pass(model: DividedModel, channel: Channel) -> None:
     """Nothing is sent for a cache alone; a dropped cache is dropped everywhere."""
     cache = model.new_cache(torch.bfloat16)

@@ -64,3 +64,12 @@ def test_problems_at_once(layout: ParallelLayout, problems: list[str]) -> None:
         divided_shape(SHAPE, layout)
     for problem in problems:
         assert re.search(re.escape(problem), caught.value.render())
+
+
+def test_an_encoder_has_no_pipeline() -> None:
+    """Tensor parallelism divides its heads; a pipeline is refused with the reason."""
+    further = {"decoder_num_layers": 2, "t5_feed_forward": "gelu", "t5_head_bias": True}
+    shape = replace(SHAPE, model_family="t5", further=tuple(sorted(further.items())))
+    assert divided_shape(shape, ParallelLayout(tensor=2)).padded_vocab_size == 258
+    with pytest.raises(ConfigError, match="not supported by generation with T5 models"):
+        divided_shape(shape, ParallelLayout(pipeline=2))
