@@ -19,7 +19,7 @@ from lmcore.cli.selection import find_plugins
 from lmcore.cli.streams import outlive_readers
 from lmcore.config.options.command_line import wants_help
 from lmcore.config.options.help import render_run_help
-from lmcore.model.family import fills_masks
+from lmcore.model.family import answers_prompts, fills_masks
 from lmcore.plugin.registrations import plugin_sections
 from lmcore.runtime.device_choice import prepare_environment
 
@@ -216,6 +216,8 @@ def _example(result: RunResult, plan: RunPlan) -> Iterator[str]:
     command = f"lmcore generate --load {shlex.quote(str(result.directory))}"
     if result.can_generate:
         yield f"more text       {command} --prompt TEXT"
+    elif answers_prompts(plan.shape):
+        yield f"answers         {command} --prompt TEXT"
     elif fills_masks(plan.shape):
         yield f"fill masks      {command} --fill-mask --prompt 'TEXT [MASK] TEXT'"
 

@@ -23,6 +23,7 @@ __all__ = [
     "Loss",
     "Pretrained",
     "Stack",
+    "answers_prompts",
     "block_flops",
     "families",
     "family_of",
@@ -363,6 +364,12 @@ def fills_masks(shape: ModelShape) -> bool:
     """Return True if a model predicts the tokens in the place of masks, from both sides."""
     body = family_of(shape).body
     return body is not None and body.bidirectional and not shape.task
+
+
+def answers_prompts(shape: ModelShape) -> bool:
+    """Return True if a prompt is the input of an encoder, and the text a decoder's answer."""
+    tokens = family_of(shape).tokens
+    return any(stack.reads == tokens for stack in stacks_of(shape))
 
 
 def vocabulary_parameters(shape: ModelShape) -> frozenset[str]:

@@ -79,7 +79,8 @@ def test_resuming(
     assert whole.status == 0, whole.err
     assert "model     T5, " in whole.err
     assert whole.summary["test_loss"] is not None
-    assert "lmcore generate" not in whole.out
+    command = f"lmcore generate --load {whole.directory} --prompt TEXT"
+    assert f"answers         {command}\n" in whole.out
     more = train("more", f"{flags} --load {whole.directory}/checkpoints/iter_0000003", prefix)
     assert more.status == 0, more.err
     assert more.curve() == whole.curve()[3:]

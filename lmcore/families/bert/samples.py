@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from lmcore.base.errors import ConfigError, DataError, counted
+from lmcore.base.errors import ConfigError
 from lmcore.data.dataset.bert import BertDataset, BertSettings
 from lmcore.data.dataset.masking import MaskingPolicy, MaskingVocabulary
 from lmcore.data.tokenizer import special_ids, spellings
 from lmcore.families.sample_format import SampleFormat
+from lmcore.families.sentences import refuse_named_texts, require_sentences
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
@@ -40,16 +41,7 @@ def samples(plan: RunPlan, tokenizer: Tokenizer) -> SampleFormat:
     Raises:
         ConfigError: The tokenizer lacks a special token, or the run has no sentences to read.
     """
-    for blend in plan.sources.blends():
-        for source in blend.sources:
-            if source.corpus:
-                raise ConfigError(
-                    f"BERT cannot be trained on the text `{source.name}`",
-                    why="its samples are made of sentences, into which a named text is not split",
-                    hint="prepare a text by `lmcore data prepare --split-sentences "
-                    "--tokenizer-type BertWordPieceLowerCase --vocab-file FILE`, and give it by "
-                    "`--data-path`",
-                )
+    refuse_named_texts(plan, "BERT")
     bert = plan.config.bert
     settings = BertSettings(
         sequence_length=plan.config.model.seq_length,
@@ -109,7 +101,9 @@ class BertSamples:
         self, source: OpenSource, num_samples: int | None, settings: SampleSettings, *, name: str
     ) -> BertDataset:
         """Return the `BertDataset` of a source."""
-        self._require_sentences(source)
+        if self.settings.binary_head:
+            other = ", or train without the head for the sentences' order: `--no-bert-binary-head`"
+            require_sentences(source, "BERT", hint=other)
         return BertDataset(
             source.indexed,
             self.words,
@@ -123,17 +117,6 @@ class BertSamples:
     def samples_per_epoch(self, source: OpenSource, settings: SampleSettings) -> int:
         """Return the number of samples of one pass over a source; its index is built for that."""
         return len(self.build(source, None, settings, name="epoch"))
-
-    def _require_sentences(self, source: OpenSource) -> None:
-        indexed = source.indexed
-        if self.settings.binary_head and len(indexed) == indexed.document_count:
-            documents = counted(indexed.document_count, "document")
-            raise DataError(
-                f"`{source.name}` is not split into sentences, of which BERT's samples are made",
-                why=f"each of its {documents} is stored as one sequence",
-                hint="prepare it again with `--split-sentences`, or train without the head for the "
-                "sentences' order: `--no-bert-binary-head`",
-            )
 
 
 @dataclass(frozen=True)

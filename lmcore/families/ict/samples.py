@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from lmcore.base.errors import ConfigError, DataError, counted
+from lmcore.base.errors import ConfigError, counted
 from lmcore.data.dataset.ict import ICTDataset, ICTSettings, ICTVocabulary
 from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.loading.batch import check_vocabulary
 from lmcore.data.tokenizer import special_ids
 from lmcore.families.sample_format import SampleFormat
+from lmcore.families.sentences import refuse_named_texts, require_sentences
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
@@ -41,16 +42,8 @@ def samples(plan: RunPlan, tokenizer: Tokenizer) -> SampleFormat:
             titles do not belong to its data.
         DataError: The titles cannot be read.
     """
+    refuse_named_texts(plan, "ICT")
     sources = [source for blend in plan.sources.blends() for source in blend.sources]
-    for source in sources:
-        if source.corpus:
-            raise ConfigError(
-                f"ICT cannot be trained on the text `{source.name}`",
-                why="its samples are made of sentences, into which a named text is not split",
-                hint="prepare a text by `lmcore data prepare --split-sentences "
-                "--tokenizer-type BertWordPieceLowerCase --vocab-file FILE`, and give it by "
-                "`--data-path`",
-            )
     ict, titles = plan.config.ict, None
     if ict.titles_data_path is not None:
         if len({source.name for source in sources}) > 1:
@@ -109,7 +102,9 @@ class IctSamples:
         self, source: OpenSource, num_samples: int | None, settings: SampleSettings, *, name: str
     ) -> ICTDataset:
         """Return the `ICTDataset` of a source."""
-        self._require_sentences(source)
+        if not self.settings.one_sentence:
+            other = "; or, if its documents are single sentences, add `--use-one-sent-docs`"
+            require_sentences(source, "ICT", hint=other)
         return ICTDataset(
             source.indexed,
             self.titles,
@@ -124,17 +119,6 @@ class IctSamples:
     def samples_per_epoch(self, source: OpenSource, settings: SampleSettings) -> int:
         """Return the number of blocks of a source; its index is built for that."""
         return len(self.build(source, None, settings, name="epoch"))
-
-    def _require_sentences(self, source: OpenSource) -> None:
-        indexed = source.indexed
-        if not self.settings.one_sentence and len(indexed) == indexed.document_count:
-            documents = counted(indexed.document_count, "document")
-            raise DataError(
-                f"`{source.name}` is not split into sentences, of which ICT's samples are made",
-                why=f"each of its {documents} is stored as one sequence",
-                hint="prepare it again with `--split-sentences`; or, if its documents are single "
-                "sentences, add `--use-one-sent-docs`",
-            )
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from lmcore.base.errors import ConfigError, DataError, counted
+from lmcore.base.errors import ConfigError
 from lmcore.data.dataset.masking import MaskingPolicy, MaskingWords
 from lmcore.data.dataset.t5 import T5Dataset, T5Settings, T5Vocabulary
 from lmcore.data.tokenizer import special_ids, spellings
 from lmcore.families.sample_format import SampleFormat
+from lmcore.families.sentences import refuse_named_texts, require_sentences
 from lmcore.families.t5.family import MEAN_SPAN, decoder_length
 
 if TYPE_CHECKING:
@@ -48,15 +49,8 @@ def samples(plan: RunPlan, tokenizer: Tokenizer) -> SampleFormat:
         ConfigError: The tokenizer lacks sentinels or another token, or the run has no sentences to
             read.
     """
-    for blend in plan.sources.blends():
-        for source in blend.sources:
-            if source.corpus:
-                raise ConfigError(
-                    f"T5 cannot be trained on the text `{source.name}`",
-                    why="its samples are made of sentences, into which a named text is not split, "
-                    "and a tokenizer of bytes has no sentinels",
-                    hint=f"prepare a text by {_PREPARE}, and give it by `--data-path`",
-                )
+    without = "and a tokenizer of bytes has no sentinels"
+    refuse_named_texts(plan, "T5", prepare=_PREPARE, why=without)
     config = plan.config
     settings = T5Settings(
         encoder_length=config.model.seq_length,
@@ -157,7 +151,10 @@ class T5Samples:
         self, source: OpenSource, num_samples: int | None, settings: SampleSettings, *, name: str
     ) -> T5Dataset:
         """Return the `T5Dataset` of a source."""
-        self._require_sentences(source)
+        sizes, room = source.indexed.sizes, self.settings.encoder_length
+        if len(sizes) and int(sizes.max()) > room:
+            cut = f"and would be cut off after {room - 2} tokens"
+            require_sentences(source, "T5", why=cut)
         return T5Dataset(
             source.indexed,
             self.vocabulary,
@@ -171,19 +168,6 @@ class T5Samples:
     def samples_per_epoch(self, source: OpenSource, settings: SampleSettings) -> int:
         """Return the number of samples of one pass over a source; its index is built for that."""
         return len(self.build(source, None, settings, name="epoch"))
-
-    def _require_sentences(self, source: OpenSource) -> None:
-        indexed, room = source.indexed, self.settings.encoder_length
-        if len(indexed) != indexed.document_count or not len(indexed):
-            return
-        if int(indexed.sizes.max()) > room:
-            documents = counted(indexed.document_count, "document")
-            raise DataError(
-                f"`{source.name}` is not split into sentences, of which T5's samples are made",
-                why=f"each of its {documents} is stored as one sequence, and would be cut off "
-                f"after {room - 2} tokens",
-                hint="prepare it again with `--split-sentences`",
-            )
 
 
 @dataclass(frozen=True)

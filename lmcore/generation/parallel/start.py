@@ -22,7 +22,7 @@ from lmcore.generation.parallel.messages import MessageChannel
 from lmcore.generation.parallel.part import PartRunner
 from lmcore.generation.text_model import Execution
 from lmcore.generation.weights.fix import fix_weights
-from lmcore.model.family import family_of, stacks_of
+from lmcore.model.family import answers_prompts, family_of, stacks_of
 from lmcore.parallel import tensor_parallel
 from lmcore.parallel.mesh import ParallelMesh
 from lmcore.parallel.pipeline_split import own_part
@@ -210,7 +210,7 @@ def divided_shape(shape: ModelShape, layout: ParallelLayout) -> ModelShape:
             )
         )
     family = family_of(shape)
-    if pipeline > 1 and family.stacks is not None:
+    if pipeline > 1 and answers_prompts(shape):
         problems.append(
             ConfigError(
                 f"`--pipeline-model-parallel-size {pipeline}` is not supported by generation with "
