@@ -169,7 +169,7 @@ def test_resuming(
 @pytest.mark.parametrize(
     "more",
     [
-        "--tensor-model-parallel-size 2",
+        pytest.param("--tensor-model-parallel-size 2", marks=pytest.mark.full),
         pytest.param("", marks=pytest.mark.full),
         pytest.param("--zero-stage 3", marks=pytest.mark.full),
     ],
@@ -177,7 +177,7 @@ def test_resuming(
 def test_processes(
     train: Any, as_ranks: Any, project: Callable[..., Path], data_prefix: str, more: str
 ) -> None:
-    """Two processes take the steps of one."""
+    """Two processes take the steps of one, from the samples on."""
     flags = f"{FLAGS} --data-path {data_prefix} --retro-project-dir {project()}"
     flags += " --make-vocab-size-divisible-by 16"
     whole = train("whole", flags)

@@ -16,7 +16,8 @@ class RetroSection:
 
     retro_project_dir: str | None = option(
         None,
-        "Directory with the database of chunks and the neighbours of the run's samples.",
+        "Directory with the database of chunks and the neighbours of the run's samples, from "
+        "`lmcore data retro`.",
         metavar="DIR",
         on_resume=CHECKED,
         needs=_RETRO,

@@ -266,3 +266,23 @@ def test_killed_and_continued_and_two_at_once(folder: Path, tmp_path: Path) -> N
     found = contents(tmp_path / "other")
     hidden = {name for name in found if Path(name).name.startswith(".")}
     assert {name: found[name] for name in found.keys() - hidden} == whole
+
+
+@pytest.mark.parametrize(
+    "data", [("a_text_document",), ("2", "a_text_document", "1", "b_text_document")]
+)
+def test_a_run_reads_them(
+    retro: Any, folder: Path, tmp_path: Path, capsys: Any, data: tuple[str, ...]
+) -> None:
+    """`lmcore train` takes the project with the same options, of one dataset and of a blend."""
+    split = ("--split", "60,20,20")
+    assert retro("--retro-encoder", f"{folder}/bert", *split, data=data) == 0
+    paths = [word if word[0].isdigit() else f"{folder}/{word}" for word in data]
+    run = ["train", "--model-family", "retro", "--data-path", *paths, *SMALL, *STEPS, *split]
+    run += ["--retro-project-dir", f"{tmp_path}/p", "--retro-chunk-length", "16"]
+    assert main([*run, "--save", f"{tmp_path}/run"]) == 0
+    rows = [json.loads(one) for one in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows if row.get("valid_loss")] == [5, 10]
+    capsys.readouterr()
+    assert main([*run, "--save", f"{tmp_path}/more", "--seed", "7"]) != 0
+    assert "in their order of this run" in " ".join(capsys.readouterr().err.split())
