@@ -156,6 +156,9 @@ def test_resuming(
     }.items():
         assert main([*ask, *flag.split()]) != 0
         assert words in capsys.readouterr().err
+    pytest.importorskip("lmcore_serve")
+    assert main(["serve", "--load", str(whole.directory), "--device", "cpu", "--port", "0"]) != 0
+    assert "its texts have neighbours, which no interface takes" in capsys.readouterr().err
     other = train("other", f"{FLAGS} {DROPOUT} --retro-project-dir {project(drawn=2)} {load}")
     assert other.status != 0
     assert "order" in said(other)
