@@ -15,6 +15,7 @@ import dataclasses
 import hashlib
 import json
 import logging
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -323,7 +324,7 @@ class ChunkIndex:
             except RuntimeError as error:
                 raise ConfigError(
                     f"Faiss cannot train `--retro-index-str {self.faiss.factory}`",
-                    why=str(error).strip().splitlines()[-1],
+                    why=_reason(error),
                     hint="use an index with fewer lists or codes, more `--retro-index-ntrain`, or "
                     "more data",
                 ) from error
@@ -381,6 +382,12 @@ def _new_faiss(record: ChunkIndexRecord, factory: str) -> Any:
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(
             f"Faiss cannot make `--retro-index-str {factory}` of vectors of {record.size} channels",
-            why=str(error).strip().splitlines()[-1],
+            why=_reason(error),
             hint="see the index factory in the documentation of Faiss; `Flat` searches all vectors",
         ) from error
+
+
+def _reason(error: Exception) -> str:
+    """Return the last words of an error of Faiss, which begins with a place in its sources."""
+    text = re.sub(r"^.* at \S+:\d+: ", "", str(error).strip().splitlines()[-1])
+    return text.rpartition("failed: ")[2]

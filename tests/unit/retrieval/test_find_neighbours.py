@@ -216,8 +216,10 @@ def test_a_trained_faiss_index(project: Project) -> None:
 def test_a_faiss_index_that_cannot_be(project: Project, factory: str, words: str) -> None:
     """A wrong string, and too little data to train, are refused with Faiss's reason."""
     pytest.importorskip("faiss")
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match=words) as caught:
         project.build(FaissSettings(factory))
+    assert caught.value.why
+    assert "/" not in caught.value.why
 
 
 def test_validation_samples(project: Project) -> None:
