@@ -150,6 +150,7 @@ def test_a_pipeline_continues(
     parted = as_ranks("parted", f"{flags} {PP} --load {whole.directory}/{half}", [RANK, RANK])
     for run in (divided, joined, parted):
         assert run.status == 0, run.err
+        assert run.summary["test_loss"] == pytest.approx(whole.summary["test_loss"], rel=CLOSE)
         for one, other in zip(run.rows[::-1], whole.rows[::-1], strict=False):
             assert one["loss"] == pytest.approx(other["loss"], rel=CLOSE)
             assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=CLOSE * 10)
