@@ -183,7 +183,6 @@ class Family:
         variant: Returns the record of a shape, whose losses depend on the settings; None: this one.
         settings: Options of another section that belong to the sizes of a model, with their
             defaults; see `ModelShape.further`.
-        not_in_the_weights: Names of `settings` that a resumed run may change, as dropout.
         names: Objects with the names and settings of other programs' models of this family, by the
             name of the format, as `module:object`: `huggingface` has `Architecture`s, `megatron`
             a `MegatronNames`.
@@ -199,6 +198,7 @@ class Family:
         lengths: Returns the sizes of dims of `batch` beside B and S by their letters, from all
             settings, a `Config`; None: there are none, or samples tell.
         pipelines: True if the stacks can be divided over a pipeline: each reads the one before.
+        not_in_the_weights: Names of `settings` that a resumed run may change, as dropout.
     """
 
     name: str
@@ -212,7 +212,6 @@ class Family:
     optional: frozenset[str] = frozenset()
     targets: str = ""
     settings: Mapping[str, bool | int | float | str] = field(default_factory=dict)
-    not_in_the_weights: frozenset[str] = frozenset()
     rules: Callable[[Any], Iterable[ConfigError]] = lambda _: ()
     variant: Callable[[ModelShape], Family] | None = None
     names: Mapping[str, str] = field(default_factory=dict)
@@ -224,6 +223,7 @@ class Family:
     stacks: Callable[[ModelShape], Sequence[Stack]] | None = None
     lengths: Callable[[Any], Mapping[str, int]] | None = None
     pipelines: bool = True
+    not_in_the_weights: frozenset[str] = frozenset()
 
     @property
     def key(self) -> str:
