@@ -21,6 +21,11 @@ COMMANDS: Mapping[str, tuple[Command, ...]] = {
         ),
         Command("generate", "Continue a text with a trained model.", "lmcore.cli.generate:run"),
         Command(
+            "evaluate",
+            "Score trained models on tasks, or by the perplexity of a text.",
+            "lmcore.cli.evaluate:run",
+        ),
+        Command(
             "serve",
             "Answer requests for text over HTTP, with a page to try a model.",
             package="lmcore-serve",

@@ -110,6 +110,10 @@ class TextCache(Protocol):
         """Return the view for one more token of each sequence of the first slots."""
         ...
 
+    def branches(self, slots: Sequence[int], lengths: Sequence[int], width: int) -> Any:
+        """Return the view for continuations of sequences, which are not extended by them."""
+        ...
+
 
 @runtime_checkable
 class SourceCache(TextCache, Protocol):

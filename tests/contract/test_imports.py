@@ -28,7 +28,8 @@ PLUGINS = {
 LAYERS = [
     ["cli"],
     ["library", "train", "retrieval"],
-    ["evaluation", "generation"],
+    ["evaluation"],
+    ["generation"],
     ["conversion"],
     ["checkpoint"],
     ["optim", "parallel"],

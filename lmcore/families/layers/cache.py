@@ -174,6 +174,27 @@ class SlotCache:
         mask_BT = torch.arange(longest + 1, device=self._device) > length_B[:, None]
         return KeyValueCache(layers, length_B[:, None], mask_BT[:, None, None])
 
+    def branches(self, slots: Sequence[int], lengths: Sequence[int], width: int) -> KeyValueCache:
+        """Return the view for several continuations of sequences, which are not extended by them.
+
+        A sequence may have any number of continuations.  Shorter ones are padded at the end.
+
+        Args:
+            slots: Slot of the sequence of each continuation.
+            lengths: Number of tokens of that sequence.
+            width: Number of tokens of the longest continuation.
+        """
+        index, longest = torch.tensor(slots, device=self._device), max(lengths)
+        layers = [_Branches(k[index, :, :longest], v[index, :, :longest]) for k, v in self._layers]
+        length_B1 = torch.tensor(lengths, device=self._device)[:, None]
+        places_BS = length_B1 + torch.arange(width, device=self._device)
+        if min(lengths) == longest:
+            return KeyValueCache(layers, places_BS)
+        key_T = torch.arange(longest + width, device=self._device)
+        mask_BT = (key_T >= length_B1) & (key_T < longest)
+        mask_BST = mask_BT[:, None].expand(-1, width, -1)
+        return KeyValueCache(layers, places_BS, mask_BST[:, None])
+
     def _allocate(self, slots: int, positions: int) -> tuple[Tensor, Tensor]:
         shape = (slots, self._heads, positions, self._head_dim)
         # Zeros: attention multiplies masked values by zero, and zero times NaN is NaN.
@@ -222,6 +243,24 @@ class _FirstTokens:
 
     def attend(self, *_arguments: object) -> None:
         """Return None: these are not the next tokens."""
+
+
+@dataclass(frozen=True)
+class _Branches:
+    """Sequences that stay as they are, each before one continuation."""
+
+    k_BKCD: Tensor
+    v_BKCD: Tensor
+
+    def extend(self, k_BKSD: Tensor, v_BKSD: Tensor) -> tuple[Tensor, Tensor]:
+        held, new = (self.k_BKCD, self.v_BKCD), (k_BKSD, v_BKSD)
+        k_BKTD, v_BKTD = (
+            torch.cat((a.to(b.dtype), b), dim=2) for a, b in zip(held, new, strict=True)
+        )
+        return k_BKTD, v_BKTD
+
+    def attend(self, *_arguments: object) -> None:
+        """Return None: these are not the next tokens of slots."""
 
 
 @dataclass(frozen=True)

@@ -238,6 +238,9 @@ class _Cache:
     def next_tokens(self, lengths: Sequence[int]) -> Call:
         return Call(self._number, "next_tokens", (lengths,))
 
+    def branches(self, slots: Sequence[int], lengths: Sequence[int], width: int) -> Call:
+        return Call(self._number, "branches", (slots, lengths, width))
+
 
 class _SourceCache(_Cache):
     """Cache of a model with an encoder; encoding a source is a pass of all ranks."""

@@ -1,0 +1,311 @@
+"""`lmcore evaluate`: score trained models on tasks."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from lmcore.base.durable import write_atomically
+from lmcore.base.errors import ConfigError, printable
+from lmcore.cli.loading import (
+    LoadingSection,
+    ProcessPlan,
+    loaded_model,
+    plan_processes,
+    require_checkpoint,
+    run_planned,
+    started_runtime,
+)
+from lmcore.cli.selection import find_plugins
+from lmcore.cli.text.progress import ProgressLine
+from lmcore.cli.text.sample_output import check_output_file, open_output_file
+from lmcore.config.option import option
+from lmcore.config.options.command_line import parse_with_plugins, wants_help
+from lmcore.plugin.registrations import plugin_sections
+
+if TYPE_CHECKING:
+    from lmcore.config.plugin_section import PluginSettings
+    from lmcore.evaluation.run import TaskProgress, TaskResult
+    from lmcore.evaluation.task import Task
+    from lmcore.generation.load import LoadedModel
+    from lmcore.plugin import PluginSet
+
+__all__ = ["EvaluateSection", "run"]
+
+_EPILOG = """\
+The scores are defined in docs/reference/tasks.md.  `--list` lists the tasks and their files.
+
+  lmcore evaluate runs/my-run --task lambada,arc_easy --task-data evals
+  lmcore evaluate runs/my-run gpt2-medium --task hellaswag --task-data hellaswag_val.jsonl
+  lmcore evaluate runs/my-run --text book.txt --stride 256"""
+_TEXT = "text"
+
+
+@dataclass(frozen=True)
+class EvaluateSection(LoadingSection):
+    """Score trained models on tasks, or by the perplexity of a text."""
+
+    checkpoints: tuple[str, ...] = option(
+        (),
+        "Run directories, checkpoints, or directories of other programs, such as Hugging Face or "
+        "Megatron.",
+        metavar="CHECKPOINT",
+    )
+    task: tuple[str, ...] = option((), "Tasks, by name.", metavar="NAME")
+    task_data: tuple[str, ...] = option(
+        (),
+        "Directory with the files of tasks in the layouts of their releases; or `NAME=FILE`, the "
+        "file of one task.",
+        metavar="DIR",
+    )
+    text: str | None = option(
+        None,
+        "File of text, or of JSON lines with `text`, whose loss and perplexity are computed.",
+        metavar="FILE",
+    )
+    stride: int | None = option(
+        None,
+        "Tokens that each window of a long text predicts after the first one; fewer than the "
+        "model's positions give each token more context. Default: the positions.",
+        minimum=1,
+    )
+    limit: int | None = option(
+        None, "Take this many examples from the beginning of each task.", minimum=1
+    )
+    batch_tokens: int = option(2048, "Tokens of a pass.", minimum=1)
+    json: bool = option(False, "Print one JSON object instead of the table.")
+    output: str | None = option(
+        None, "File for the JSON object, beside what is printed.", metavar="FILE"
+    )
+    examples: str | None = option(
+        None, "File for a JSON line about each example, with its log-probabilities.", metavar="FILE"
+    )
+    list: bool = option(False, "List the tasks, with the files that each reads.")
+
+
+def run(argv: list[str]) -> int:
+    """Run `lmcore evaluate` and return the exit status."""
+    plugins = find_plugins(argv, probe=not wants_help(argv))
+    section, settings = parse_with_plugins(
+        EvaluateSection,
+        argv,
+        command="lmcore evaluate",
+        plugins=plugin_sections(plugins),
+        positionals=("checkpoints",),
+        epilog=_EPILOG,
+    )
+    if section.list:
+        _list()
+        return 0
+    wanted = _wanted(section)
+    for path in (section.output, section.examples):
+        if path is not None:
+            check_output_file(Path(path))
+    checkpoints = [require_checkpoint(Path(one), section.ckpt_step) for one in section.checkpoints]
+    plan = plan_processes(section, plugins)
+
+    def work() -> None:
+        _evaluate(section, checkpoints, wanted, plan, plugins, settings)
+
+    return run_planned(["evaluate", *argv], plan, plugins, work)
+
+
+def _list() -> None:
+    from lmcore.evaluation.tasks import TASKS
+
+    for task in TASKS:
+        print(f"{task.name:<16}{task.summary}")
+        print(f"{'':<16}{', '.join(task.metrics)}; files: {task.files[0]}, of {task.release}")
+
+
+def _wanted(section: EvaluateSection) -> list[tuple[Task, list[Path]]]:
+    """Return the tasks with their files.
+
+    Raises:
+        ConfigError, DataError: The options contradict each other, or files are missing.
+    """
+    from lmcore.evaluation.files import find_files
+    from lmcore.evaluation.task import Task, named_tasks
+    from lmcore.evaluation.tasks import TASKS
+    from lmcore.evaluation.tasks.language import plain_text
+
+    if not section.checkpoints:
+        raise ConfigError(
+            "`lmcore evaluate` needs a checkpoint",
+            hint="`lmcore evaluate runs/my-run --task lambada --task-data evals`",
+        )
+    tasks = named_tasks(section.task, TASKS)
+    places = _places(section.task_data, [task.name for task in tasks])
+    found = [(task, find_files(task, _place(task, places))) for task in tasks]
+    if section.text is not None:
+        metrics = ("loss", "token_perplexity", "word_perplexity", "bits_per_byte")
+        task = Task(_TEXT, "A text.", (), plain_text, metrics, "you")
+        found.append((task, find_files(task, Path(section.text))))
+    if not found:
+        raise ConfigError(
+            "`lmcore evaluate` needs a task, or a text",
+            why=f"the tasks are {', '.join(task.name for task in TASKS)}",
+            hint="`--task lambada --task-data evals`, or `--text FILE`",
+        )
+    return found
+
+
+def _places(given: Sequence[str], names: Sequence[str]) -> dict[str, Path]:
+    """Return the place of the data by task; that of all others has an empty name.
+
+    Raises:
+        ConfigError: A task has two places, or one is for a task that is not asked for.
+    """
+    found: dict[str, Path] = {}
+    for one in given:
+        name, equals, path = one.partition("=")
+        if not equals or name not in names:
+            name, path = "", one
+            if equals and not Path(one).exists():
+                raise ConfigError(
+                    f"`--task-data {one}` is for no task of `--task`",
+                    hint=f"use one of {', '.join(names)}, or the path of a directory",
+                )
+        if name in found:
+            raise ConfigError(
+                f"`--task-data` gives two places{f' of {name}' if name else ''}",
+                why=f"`{found[name]}` and `{path}`",
+                hint="give one directory, and `NAME=FILE` for tasks whose files are elsewhere",
+            )
+        found[name] = Path(path)
+    return found
+
+
+def _place(task: Task, places: Mapping[str, Path]) -> Path:
+    """Return the place of a task's data.
+
+    Raises:
+        ConfigError: There is none.
+    """
+    place = places.get(task.name, places.get(""))
+    if place is None:
+        raise ConfigError(
+            f"the task `{task.name}` needs `--task-data DIR`",
+            why=f"its files are from {task.release}",
+        )
+    return place
+
+
+def _evaluate(
+    section: EvaluateSection,
+    checkpoints: Sequence[Path],
+    wanted: Sequence[tuple[Task, list[Path]]],
+    plan: ProcessPlan,
+    plugins: PluginSet,
+    settings: PluginSettings,
+) -> None:
+    """Load each model, score it and show all results; other ranks than 0 hold parts of models."""
+    found: list[tuple[Path, list[TaskResult]]] = []
+    with (
+        _opened(section, plan) as examples,
+        started_runtime(section, plan, plugins, settings) as runtime,
+    ):
+        for checkpoint in checkpoints:
+            with loaded_model(
+                section, checkpoint, plan, runtime, plugins, rows=section.batch_tokens
+            ) as loaded:
+                if loaded is None:
+                    continue
+                if loaded.reads_source:
+                    raise ConfigError(
+                        f"the model of `{checkpoint}` has an encoder",
+                        why="the tasks ask for the probabilities of a text's own continuation",
+                        hint="give a GPT or Llama model",
+                    )
+                results = _results(section, loaded, wanted)
+            found.append((checkpoint, results))
+            if examples is not None:
+                examples.writelines(_example_lines(checkpoint, results))
+    if plan.rank.rank:
+        return
+    content = json.dumps(_report(found), indent=2)
+    if section.output is not None:
+        write_atomically(Path(section.output), (content + "\n").encode())
+    print(content if section.json else _table(found))
+
+
+def _results(
+    section: EvaluateSection, loaded: LoadedModel, wanted: Sequence[tuple[Task, list[Path]]]
+) -> list[TaskResult]:
+    from lmcore.evaluation.run import evaluate
+
+    with ProgressLine(_progress_text) as line:
+        return [
+            evaluate(
+                loaded,
+                task,
+                files,
+                tokens=section.batch_tokens,
+                stride=section.stride,
+                limit=section.limit,
+                progress=line,
+            )
+            for task, files in wanted
+        ]
+
+
+def _progress_text(progress: TaskProgress) -> str:
+    left = progress.seconds_left
+    ends = "" if left is None else f", {left:,.0f} s left"
+    return f"{progress.task}: {progress.done:,} of {progress.total:,} requests{ends}"
+
+
+def _opened(section: EvaluateSection, plan: ProcessPlan) -> AbstractContextManager[TextIO | None]:
+    if section.examples is None or plan.rank.rank:
+        return nullcontext()
+    return open_output_file(Path(section.examples))
+
+
+def _example_lines(checkpoint: Path, results: Sequence[TaskResult]) -> Iterator[str]:
+    from lmcore.evaluation.run import example_record
+
+    for result in results:
+        head = {"checkpoint": str(checkpoint), "task": result.task.name}
+        pairs = zip(result.examples, result.scores, strict=True)
+        for number, (example, score) in enumerate(pairs):
+            yield json.dumps(head | example_record(number, example, score)) + "\n"
+
+
+def _report(found: Sequence[tuple[Path, list[TaskResult]]]) -> dict[str, object]:
+    """Return the JSON object: for each checkpoint and task the metrics, errors and counts."""
+    return {
+        str(checkpoint): {
+            result.task.name: {
+                "examples": len(result.examples),
+                "cut_contexts": result.cut,
+                "seconds": round(result.seconds, 3),
+                "metrics": {name: dataclasses.asdict(one) for name, one in result.metrics.items()},
+            }
+            for result in results
+        }
+        for checkpoint, results in found
+    }
+
+
+def _table(found: Sequence[tuple[Path, list[TaskResult]]]) -> str:
+    """Return the table: a row for each metric of a task, a column for each checkpoint."""
+    heads = [printable(str(checkpoint)) for checkpoint, _ in found]
+    rows = [["task", "examples", "metric", *heads]]
+    for number, first in enumerate(found[0][1]):
+        for name in first.metrics:
+            values = []
+            for _, results in found:
+                one = results[number].metrics[name]
+                error = "" if one.error is None else f" ± {one.error:.4f}"
+                values.append(f"{one.value:.4f}{error}")
+            rows.append([first.task.name, f"{len(first.examples):,}", name, *values])
+    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )

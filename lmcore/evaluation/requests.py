@@ -1,0 +1,128 @@
+"""Requests for log-likelihoods that the examples of a task make, by the model's tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lmcore.base.errors import DataError
+from lmcore.data.tokenizer import special_ids
+from lmcore.evaluation.likelihood import Scored
+from lmcore.evaluation.task import Choices, Continued, Example, Text
+
+if TYPE_CHECKING:
+    from lmcore.data.tokenizer import Tokenizer
+
+__all__ = ["RequestMaker", "windows"]
+
+
+def windows(tokens: Sequence[int], length: int, stride: int) -> Iterator[Scored]:
+    """Yield the windows by which every token but the first is predicted once.
+
+    The first window has up to *length* inputs.  Each further one moves on by *stride* tokens, which
+    it predicts, and has the *length* tokens before the last of them as inputs.
+
+    Args:
+        tokens: Token ids; the first one is read and not predicted.
+        length: Most tokens that the model reads.
+        stride: Tokens that each further window predicts, at most *length*.
+    """
+    count = len(tokens) - 1
+    end = min(length, count)
+    if end:
+        yield Scored(tuple(tokens[:1]), tuple(tokens[1 : end + 1]))
+    while end < count:
+        before, end = end, min(end + stride, count)
+        begin = max(0, end - length)
+        yield Scored(tuple(tokens[begin : before + 1]), tuple(tokens[before + 1 : end + 1]))
+
+
+@dataclass
+class RequestMaker:
+    """Requests of examples.
+
+    Attributes:
+        tokenizer: The model's.
+        positions: Most tokens that the model reads.
+        stride: Tokens that a further window of a text predicts.
+        cut: Number of examples so far whose context was too long, and was cut at its beginning.
+    """
+
+    tokenizer: Tokenizer
+    positions: int
+    stride: int
+    cut: int = 0
+
+    def of(self, example: Example) -> list[Scored]:
+        """Return the requests of an example, in order.
+
+        Args:
+            example: The example.
+
+        Raises:
+            DataError: It has nothing to predict, or an answer is longer than the model's positions.
+        """
+        if isinstance(example, Text):
+            return self._of_text(example.text)
+        if isinstance(example, Continued):
+            return [self._of_end(example)]
+        assert isinstance(example, Choices)
+        contexts = example.contexts
+        if len(contexts) == 1:
+            contexts *= len(example.choices)
+        pairs = zip(contexts, example.choices, strict=True)
+        return [self._fitted(*self._divided(*pair)) for pair in pairs]
+
+    def _of_text(self, text: str) -> list[Scored]:
+        return list(windows([self._first, *self._encode(text)], self.positions, self.stride))
+
+    def _of_end(self, example: Continued) -> Scored:
+        if example.whole:
+            return self._fitted(*self._divided(example.context, example.continuation))
+        tokens = self._encode(example.context + example.continuation)
+        return self._fitted(tokens[:-1], tokens[-1:])
+
+    def _divided(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        """Return the tokens of a context and of what follows, encoded together.
+
+        Spaces at the end of the context belong to what follows, as most tokenizers join a space
+        with the word after it.
+        """
+        kept = context.rstrip()
+        before = self._encode(kept) if kept else []
+        both = self._encode(context + continuation)
+        return before, both[len(before) :]
+
+    def _fitted(self, context: Sequence[int], targets: Sequence[int]) -> Scored:
+        """Return a request with the end of a context that the model has positions for."""
+        if not targets:
+            raise DataError(
+                "an answer has no tokens", why="it is empty, or joined with the text before it"
+            )
+        if len(targets) > self.positions:
+            raise DataError(
+                f"an answer has {len(targets)} tokens",
+                why=f"the model has {self.positions} positions",
+            )
+        context = list(context) or [self._first]
+        most = self.positions - len(targets) + 1
+        if len(context) > most:
+            self.cut += 1
+            context = context[-most:]
+        return Scored(tuple(context), tuple(targets))
+
+    def _encode(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text)
+
+    @property
+    def _first(self) -> int:
+        """Token before a text without a context: the one that begins or ends documents."""
+        special = special_ids(self.tokenizer)
+        for token in (special.bos, self.tokenizer.eod, special.eos):
+            if token is not None:
+                return token
+        raise DataError(
+            f"the tokenizer `{self.tokenizer.name}` has no token to begin a text with",
+            why="it has no token that begins or ends a document",
+        )

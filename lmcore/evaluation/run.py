@@ -1,0 +1,150 @@
+"""Evaluation of one model on tasks: requests of all examples, their scores, the metrics."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lmcore.base.errors import ConfigError, DataError, counted
+from lmcore.evaluation.files import examples_of
+from lmcore.evaluation.likelihood import Likelihoods
+from lmcore.evaluation.requests import RequestMaker
+from lmcore.evaluation.score import Metric, Score, metrics_of, score_of
+from lmcore.evaluation.task import Choices, Example, Task
+
+if TYPE_CHECKING:
+    from lmcore.generation.load import LoadedModel
+
+__all__ = ["TaskProgress", "TaskResult", "evaluate", "example_record"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TaskProgress:
+    """Requests of a task so far.
+
+    Attributes:
+        task: Name of the task.
+        done: Number of requests that are computed.
+        total: Number of requests.
+        seconds: Time since the first one.
+    """
+
+    task: str
+    done: int
+    total: int
+    seconds: float
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Estimate of the time left; None at the beginning."""
+        return self.seconds / self.done * (self.total - self.done) if self.done else None
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """Scores of a model on a task.
+
+    Attributes:
+        task: The task.
+        examples: Its examples.
+        scores: Score of each.
+        metrics: The metrics by name.
+        cut: Number of contexts that were cut, since the model has too few positions.
+        seconds: Time of the model's passes.
+    """
+
+    task: Task
+    examples: Sequence[Example]
+    scores: Sequence[Score]
+    metrics: Mapping[str, Metric]
+    cut: int
+    seconds: float
+
+
+def evaluate(
+    loaded: LoadedModel,
+    task: Task,
+    files: Sequence[Path],
+    *,
+    tokens: int,
+    stride: int | None = None,
+    limit: int | None = None,
+    progress: Callable[[TaskProgress], None] = lambda _progress: None,
+) -> TaskResult:
+    """Return a model's result on a task.
+
+    Args:
+        loaded: Causal language model with its tokenizer.
+        task: The task.
+        files: Files of the task.
+        tokens: Tokens of a pass.
+        stride: Tokens that each further window of a text predicts; None: as many as the model has
+            positions, so that windows do not overlap.
+        limit: Number of examples that are taken from the beginning; None: all.
+        progress: Called after each pass.
+
+    Raises:
+        ConfigError: The stride is larger than the model's positions.
+        DataError: A file has another layout, or an example has nothing to predict.
+        RunError: The model's logits are not finite.
+    """
+    model = Likelihoods(loaded, tokens=tokens)
+    if stride is not None and stride > model.positions:
+        raise ConfigError(
+            f"`--stride {stride}` is more than the model's {model.positions} positions",
+            why="tokens between two windows would not be predicted",
+            hint=f"use `--stride {model.positions}` or less",
+        )
+    maker = RequestMaker(loaded.tokenizer, model.positions, stride or model.positions)
+    examples = examples_of(task, files)[:limit]
+    asked = []
+    for number, example in enumerate(examples, 1):
+        try:
+            asked.append(maker.of(example))
+        except DataError as error:
+            what = f"example {number} of the task `{task.name}`: {error.what}"
+            raise DataError(what, why=error.why, hint=error.hint) from error
+    if maker.cut:
+        logger.warning(
+            "%s of %s: the model has %d positions, and the beginning of their context is left out",
+            counted(maker.cut, "request"),
+            task.name,
+            model.positions,
+        )
+    requests = [one for each in asked for one in each]
+    begin = time.perf_counter()
+
+    def show(done: int) -> None:
+        progress(TaskProgress(task.name, done, len(requests), time.perf_counter() - begin))
+
+    found = iter(model.of(requests, show))
+    scores = [
+        score_of(example, [next(found) for _ in each])
+        for example, each in zip(examples, asked, strict=True)
+    ]
+    seconds = time.perf_counter() - begin
+    metrics = metrics_of(task.metrics, scores)
+    return TaskResult(task, examples, scores, metrics, maker.cut, seconds)
+
+
+def example_record(number: int, example: Example, score: Score) -> dict[str, Any]:
+    """Return an example and its score for a JSON line.
+
+    Args:
+        number: Number of the example, from 0.
+        example: The example.
+        score: Its score.
+    """
+    record: dict[str, Any] = {"example": number, **vars(example)}
+    record["logprobs"] = [one.logprob for one in score.likelihoods]
+    record["greedy"] = [one.greedy for one in score.likelihoods]
+    record["tokens"] = [one.tokens for one in score.likelihoods]
+    if isinstance(example, Choices):
+        record |= {"chosen": score.chosen, "chosen_by_length": score.chosen_by_length}
+    return record | dict(score.correct)

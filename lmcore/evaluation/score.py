@@ -1,0 +1,169 @@
+"""Scores: what each example was, and the metrics of a task with their standard errors.
+
+docs/reference/tasks.md defines them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from lmcore.evaluation.task import Choices, Continued, Example, Text
+
+__all__ = ["METRICS", "LogLikelihood", "Metric", "Score", "metrics_of", "score_of"]
+
+
+@dataclass(frozen=True)
+class LogLikelihood:
+    """Log-probability of tokens after a context.
+
+    Attributes:
+        logprob: Natural logarithm of the probability of all of them.
+        greedy: True if each is the most probable one at its place.
+        tokens: Number of them.
+    """
+
+    logprob: float
+    greedy: bool
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a model made of an example.
+
+    Attributes:
+        likelihoods: Of the text, of its end, or of each choice.
+        chosen: Number of the most probable choice; -1 for other examples.
+        chosen_by_length: The same by log-probability for each character.
+        correct: By metric, 1 or 0.
+        words, bytes: Of a text as it is in its file; 0 for other examples.
+    """
+
+    likelihoods: tuple[LogLikelihood, ...]
+    chosen: int = -1
+    chosen_by_length: int = -1
+    correct: Mapping[str, float] = field(default_factory=dict)
+    words: int = 0
+    bytes: int = 0
+
+    @property
+    def logprob(self) -> float:
+        """Log-probability of all that was predicted, for one text or end."""
+        return sum(one.logprob for one in self.likelihoods)
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens that were predicted."""
+        return sum(one.tokens for one in self.likelihoods)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """Value of a metric.
+
+    Attributes:
+        value: The value.
+        error: Standard error of the mean over the examples; None where it is not defined.
+    """
+
+    value: float
+    error: float | None = None
+
+
+def score_of(example: Example, likelihoods: Sequence[LogLikelihood]) -> Score:
+    """Return the score of an example.
+
+    Args:
+        example: The example.
+        likelihoods: Of each of its requests, in order.
+    """
+    held = tuple(likelihoods)
+    if isinstance(example, Text):
+        original = example.original
+        return Score(held, words=len(original.split()), bytes=len(original.encode()))
+    if isinstance(example, Continued):
+        return Score(held, correct={"acc": float(held[0].greedy)})
+    assert isinstance(example, Choices)
+    plain = [one.logprob for one in held]
+    # As lm-eval-harness: for each character of the answer, the space before it left out.
+    lengths = [max(1, len(text.removeprefix(" "))) for text in example.choices]
+    divided = [value / length for value, length in zip(plain, lengths, strict=True)]
+    best, by_length = (max(range(len(held)), key=values.__getitem__) for values in (plain, divided))
+    correct = {"acc": float(best == example.gold), "acc_norm": float(by_length == example.gold)}
+    return Score(held, best, by_length, correct)
+
+
+def metrics_of(names: Sequence[str], scores: Sequence[Score]) -> dict[str, Metric]:
+    """Return the metrics of a task.
+
+    Args:
+        names: Names of metrics.
+        scores: Score of each example.
+    """
+    return {name: METRICS[name](name, scores) for name in names}
+
+
+def _share(name: str, scores: Sequence[Score]) -> Metric:
+    values = [one.correct[name] for one in scores]
+    return Metric(math.fsum(values) / len(values), _standard_error(values))
+
+
+def _standard_error(values: Sequence[float]) -> float | None:
+    """Return the standard error of a mean, by the sample's variance; None of one value."""
+    if len(values) < 2:
+        return None
+    mean = math.fsum(values) / len(values)
+    variance = math.fsum((one - mean) ** 2 for one in values) / (len(values) - 1)
+    return math.sqrt(variance / len(values))
+
+
+def _end_perplexity(_name: str, scores: Sequence[Score]) -> Metric:
+    """Return exp of the negative mean log-probability of an end, whatever its tokens."""
+    values = [one.logprob for one in scores]
+    value = _exp(-math.fsum(values) / len(values))
+    error = _standard_error(values)
+    return Metric(value, None if error is None else value * error)
+
+
+def _loss(_name: str, scores: Sequence[Score]) -> Metric:
+    return Metric(_per(scores, [one.tokens for one in scores]))
+
+
+def _token_perplexity(_name: str, scores: Sequence[Score]) -> Metric:
+    return Metric(_exp(_per(scores, [one.tokens for one in scores])))
+
+
+def _word_perplexity(_name: str, scores: Sequence[Score]) -> Metric:
+    return Metric(_exp(_per(scores, [one.words for one in scores])))
+
+
+def _byte_perplexity(_name: str, scores: Sequence[Score]) -> Metric:
+    return Metric(_exp(_per(scores, [one.bytes for one in scores])))
+
+
+def _bits_per_byte(_name: str, scores: Sequence[Score]) -> Metric:
+    return Metric(_per(scores, [one.bytes for one in scores]) / math.log(2))
+
+
+def _per(scores: Sequence[Score], counts: Sequence[int]) -> float:
+    total = sum(counts)
+    return -math.fsum(one.logprob for one in scores) / total if total else math.nan
+
+
+def _exp(value: float) -> float:
+    return math.exp(value) if value < 700 else math.inf
+
+
+METRICS: Mapping[str, Callable[[str, Sequence[Score]], Metric]] = {
+    "acc": _share,
+    "acc_norm": _share,
+    "perplexity": _end_perplexity,
+    "loss": _loss,
+    "token_perplexity": _token_perplexity,
+    "word_perplexity": _word_perplexity,
+    "byte_perplexity": _byte_perplexity,
+    "bits_per_byte": _bits_per_byte,
+}
+"""Function of each metric."""

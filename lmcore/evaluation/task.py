@@ -1,0 +1,107 @@
+"""`Task`: the record of an evaluation task, and the examples that it may have.  Torch-free.
+
+A task is data: where its files are, how a file becomes examples, and which metrics are reported.
+How an example is scored follows from its kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lmcore.base.errors import ConfigError, suggestion
+
+__all__ = ["Choices", "Continued", "Example", "Task", "Text", "named_tasks"]
+
+
+@dataclass(frozen=True)
+class Text:
+    """Text whose tokens are all predicted, each from those before it.
+
+    Attributes:
+        text: The text that the model reads.
+        original: Text whose words and bytes are counted, as it is in the file.
+    """
+
+    text: str
+    original: str
+
+
+@dataclass(frozen=True)
+class Continued:
+    """Text with the end that the model has to predict.
+
+    Attributes:
+        context: Text before.
+        continuation: The end, with the space between.
+        whole: True if all tokens of the end count; False: the last one alone does, and the others
+            are read as context.
+    """
+
+    context: str
+    continuation: str
+    whole: bool = True
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Question with several answers, of which the most probable one is the model's.
+
+    Attributes:
+        contexts: Text before each answer; one text, if it is the same before all.
+        choices: The answers, with the space between.
+        gold: Number of the right one, from 0.
+    """
+
+    contexts: tuple[str, ...]
+    choices: tuple[str, ...]
+    gold: int
+
+
+Example = Text | Continued | Choices
+
+
+@dataclass(frozen=True)
+class Task:
+    """Evaluation task.
+
+    Attributes:
+        name: Name for `--task`.
+        summary: What it asks, in a line.
+        files: Patterns of its files below the directory of the data; those of the first pattern
+            that has any are read, in the order of their names.
+        examples: Yields the examples of one file.
+        metrics: Names of the metrics, of `lmcore.evaluation.score`; the first is the main one.
+        release: Where the files are from, for the message about missing ones.
+    """
+
+    name: str
+    summary: str
+    files: Sequence[str]
+    examples: Callable[[Path], Iterator[Example]]
+    metrics: Sequence[str]
+    release: str
+
+
+def named_tasks(names: Sequence[str], known: Sequence[Task]) -> list[Task]:
+    """Return the tasks with given names.
+
+    Args:
+        names: Names of tasks, each of which may be several with commas between.
+        known: Tasks to choose from.
+
+    Raises:
+        ConfigError: There is no such task, or it is named twice.
+    """
+    by_name = {task.name: task for task in known}
+    wanted = [one.strip() for name in names for one in name.split(",") if one.strip()]
+    for name in wanted:
+        if name not in by_name:
+            raise ConfigError(
+                f"there is no task `{name}`",
+                hint=suggestion(name, by_name) or "tasks: " + ", ".join(by_name),
+            )
+        if wanted.count(name) > 1:
+            raise ConfigError(f"the task `{name}` is named twice", hint="name it once")
+    return [by_name[name] for name in wanted]

@@ -1,0 +1,208 @@
+"""Tasks of multiple choice, by the probability of each answer after its question.
+
+The prompts are those of lm-eval-harness.  Each task reads its own release, and the layout of
+collections: `query`, `choices`, `gold`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from lmcore.base.errors import DataError
+from lmcore.evaluation.files import Row, json_rows, read_text
+from lmcore.evaluation.task import Choices, Task
+
+__all__ = ["CHOICES"]
+
+_METRICS = ("acc", "acc_norm")
+_LETTERS = "ABCDEFGHIJ"
+
+
+def _question(context: str, answers: Sequence[str], gold: int, row: Row) -> Choices:
+    """Return an example with one context, a space before each answer."""
+    return Choices((context,), tuple(f" {one}" for one in answers), row.chosen(gold, answers))
+
+
+def _collected(row: Row) -> tuple[str, tuple[str, ...], int]:
+    """Return question, answers and number of the right one of a row of a collection."""
+    return row.text("query"), row.texts("choices"), row.number("gold")
+
+
+def _plain_activity(text: str) -> str:
+    """Return a text of HellaSwag without the marks of WikiHow."""
+    text = re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". "))
+    return text.replace("  ", " ")
+
+
+def _hellaswag(path: Path) -> Iterator[Choices]:
+    for row in json_rows(path):
+        if "query" in row.values:
+            yield _question(*_collected(row), row)
+            continue
+        begin = row.text("ctx_b")
+        begin = begin[:1].upper() + begin[1:].lower()
+        context = _plain_activity(f"{row.text('activity_label')}: {row.text('ctx_a')} {begin}")
+        endings = [_plain_activity(one) for one in row.texts("endings")]
+        yield _question(context, endings, row.number("label"), row)
+
+
+def _piqa(path: Path) -> Iterator[Choices]:
+    labels = _labels_beside(path)
+    for number, row in enumerate(json_rows(path)):
+        if "query" in row.values:
+            query, answers, gold = _collected(row)
+        else:
+            query, answers = row.text("goal"), (row.text("sol1"), row.text("sol2"))
+            if labels is not None and number >= len(labels):
+                raise DataError(
+                    f"{row.where} has no label beside it",
+                    why=f"`{path.stem}-labels.lst` ends before",
+                )
+            gold = row.number("label", "gold") if labels is None else labels[number]
+        yield _question(f"Question: {query}\nAnswer:", answers, gold, row)
+
+
+def _labels_beside(path: Path) -> list[int] | None:
+    """Return the labels of PIQA, which are in a second file; None without one."""
+    beside = path.with_name(f"{path.stem}-labels.lst")
+    if not beside.is_file():
+        return None
+    try:
+        return [int(one) for one in read_text(beside).split()]
+    except ValueError as error:
+        raise DataError(f"`{beside}` has something else than labels", why=str(error)) from error
+
+
+def _arc(path: Path) -> Iterator[Choices]:
+    for row in json_rows(path):
+        if "query" in row.values:
+            query, answers, gold = _collected(row)
+            query = query.removeprefix("Question: ")
+        else:
+            query, answers, gold = _science(row)
+        yield _question(f"Question: {query}\nAnswer:", answers, gold, row)
+
+
+def _openbookqa(path: Path) -> Iterator[Choices]:
+    for row in json_rows(path):
+        query, answers, gold = _collected(row) if "query" in row.values else _science(row)
+        yield _question(query, answers, gold, row)
+
+
+def _science(row: Row) -> tuple[str, tuple[str, ...], int]:
+    """Return question, answers and number of the right one in the layout of ARC."""
+    question = row.row("question")
+    choices = question.rows("choices")
+    labels = [one.text("label") for one in choices]
+    answer = row.text("answerKey")
+    if answer not in labels:
+        raise DataError(
+            f"{row.where} has a label outside the set",
+            why=f"`answerKey` is `{answer:.20}`, the choices are {', '.join(labels)}",
+        )
+    texts = tuple(one.text("text") for one in choices)
+    return question.text("stem"), texts, labels.index(answer)
+
+
+def _winogrande(path: Path) -> Iterator[Choices]:
+    for row in json_rows(path):
+        sentence = row.text("sentence")
+        before, blank, after = sentence.partition("_")
+        if not blank:
+            raise row.wrong("sentence", sentence, "a sentence with `_` for the blank")
+        options = (row.text("option1"), row.text("option2"))
+        gold = row.chosen(row.number("answer") - 1, options)
+        # The options differ before the end that is scored, which is the same for both.
+        rest = f" {after.strip()}"
+        yield Choices(tuple(before + one for one in options), (rest, rest), gold)
+
+
+def _race(path: Path) -> Iterator[Choices]:
+    """Yield the questions of each article of a file."""
+    for number, line in enumerate(read_text(path, 1 << 24).splitlines(), 1):
+        if not line.strip():
+            continue
+        where = f"line {number} of `{path}`"
+        try:
+            values = json.loads(line)
+        except ValueError as error:
+            raise DataError(f"{where} is not JSON", why=str(error)) from error
+        row = Row(values if isinstance(values, dict) else {}, where)
+        questions, letters = row.texts("questions"), row.texts("answers")
+        options = row.values.get("options")
+        if not isinstance(options, list) or not len(options) == len(questions) == len(letters):
+            raise row.wrong("options", options, "a list of options for each question")
+        article = " ".join(row.text("article").split())
+        for question, letter, listed in zip(questions, letters, options, strict=True):
+            answers = Row({"options": listed}, where).texts("options")
+            gold = row.chosen(_LETTERS.find(letter), answers)
+            yield _question(
+                f"Article: {article}\n\nQuestion: {question}\nAnswer:", answers, gold, row
+            )
+
+
+CHOICES = (
+    Task(
+        "hellaswag",
+        "How a short scene continues, of four endings.",
+        ("hellaswag_val*.jsonl", "hellaswag*/hellaswag_val*.jsonl", "hellaswag*.jsonl"),
+        _hellaswag,
+        ("acc_norm", "acc"),
+        "the release of HellaSwag, `hellaswag_val.jsonl`",
+    ),
+    Task(
+        "piqa",
+        "Which of two ways reaches a physical goal.",
+        ("piqa/valid.jsonl", "physicaliqa*/dev.jsonl", "piqa*.jsonl"),
+        _piqa,
+        _METRICS,
+        "the release of PIQA, `valid.jsonl` with `valid-labels.lst` beside it",
+    ),
+    Task(
+        "arc_easy",
+        "Questions of science from school, the easy ones.",
+        ("ARC-Easy/ARC-Easy-Test.jsonl", "**/ARC-Easy-Test.jsonl", "**/arc_easy*.jsonl"),
+        _arc,
+        _METRICS,
+        "the release of ARC, `ARC-Easy/ARC-Easy-Test.jsonl`",
+    ),
+    Task(
+        "arc_challenge",
+        "Questions of science from school, the difficult ones.",
+        (
+            "ARC-Challenge/ARC-Challenge-Test.jsonl",
+            "**/ARC-Challenge-Test.jsonl",
+            "**/arc_challenge*.jsonl",
+        ),
+        _arc,
+        ("acc_norm", "acc"),
+        "the release of ARC, `ARC-Challenge/ARC-Challenge-Test.jsonl`",
+    ),
+    Task(
+        "winogrande",
+        "Which of two names a pronoun means.",
+        ("winogrande*/dev.jsonl", "**/winogrande*.jsonl"),
+        _winogrande,
+        ("acc",),
+        "the release of WinoGrande, `dev.jsonl`",
+    ),
+    Task(
+        "openbookqa",
+        "Questions of elementary science, which need common knowledge.",
+        ("OpenBookQA*/Data/Main/test.jsonl", "**/openbook*qa*.jsonl"),
+        _openbookqa,
+        ("acc_norm", "acc"),
+        "the release of OpenBookQA, `Data/Main/test.jsonl`",
+    ),
+    Task(
+        "race",
+        "Questions about an article, of English examinations.",
+        ("RACE/test/*/*.txt", "race*/test/*/*.txt", "race*/dev/*.txt", "race*/dev/*/*.txt"),
+        _race,
+        ("acc", "acc_norm"),
+        "the release of RACE, a folder with `test/high/*.txt` and `test/middle/*.txt`",
+    ),
+)
