@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lmcore.base.errors import ConfigError, suggestion
 
-__all__ = ["Choices", "Continued", "Example", "Task", "Text", "named_tasks"]
+__all__ = ["Choices", "Continued", "Example", "Task", "Text", "named_tasks", "within"]
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,15 @@ class Task:
     examples: Callable[[Path], Iterator[Example]]
     metrics: Sequence[str]
     release: str
+
+
+def within(pattern: str) -> tuple[str, ...]:
+    """Return patterns of files that are in a directory, or in one or two directories inside.
+
+    Args:
+        pattern: Pattern of the files.
+    """
+    return (pattern, f"*/{pattern}", f"*/*/{pattern}")
 
 
 def named_tasks(names: Sequence[str], known: Sequence[Task]) -> list[Task]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from lmcore.base.errors import DataError
 from lmcore.evaluation.files import Row, json_rows, read_text
-from lmcore.evaluation.task import Choices, Task
+from lmcore.evaluation.task import Choices, Task, within
 
 __all__ = ["CHOICES"]
 
@@ -97,7 +97,7 @@ def _science(row: Row) -> tuple[str, tuple[str, ...], int]:
     question = row.row("question")
     choices = question.rows("choices")
     labels = [one.text("label") for one in choices]
-    answer = row.text("answerKey")
+    answer = row.text("answerKey").strip()
     if answer not in labels:
         raise DataError(
             f"{row.where} has a label outside the set",
@@ -148,7 +148,7 @@ CHOICES = (
     Task(
         "hellaswag",
         "How a short scene continues, of four endings.",
-        ("hellaswag_val*.jsonl", "hellaswag*/hellaswag_val*.jsonl", "hellaswag*.jsonl"),
+        (*within("hellaswag_val*.jsonl"), *within("hellaswag*.jsonl")),
         _hellaswag,
         ("acc_norm", "acc"),
         "the release of HellaSwag, `hellaswag_val.jsonl`",
@@ -156,7 +156,7 @@ CHOICES = (
     Task(
         "piqa",
         "Which of two ways reaches a physical goal.",
-        ("piqa/valid.jsonl", "physicaliqa*/dev.jsonl", "piqa*.jsonl"),
+        (*within("piqa/valid.jsonl"), *within("physicaliqa*/dev.jsonl"), *within("piqa*.jsonl")),
         _piqa,
         _METRICS,
         "the release of PIQA, `valid.jsonl` with `valid-labels.lst` beside it",
@@ -164,7 +164,7 @@ CHOICES = (
     Task(
         "arc_easy",
         "Questions of science from school, the easy ones.",
-        ("ARC-Easy/ARC-Easy-Test.jsonl", "**/ARC-Easy-Test.jsonl", "**/arc_easy*.jsonl"),
+        (*within("ARC-Easy/ARC-Easy-Test.jsonl"), *within("arc_easy*.jsonl")),
         _arc,
         _METRICS,
         "the release of ARC, `ARC-Easy/ARC-Easy-Test.jsonl`",
@@ -172,11 +172,7 @@ CHOICES = (
     Task(
         "arc_challenge",
         "Questions of science from school, the difficult ones.",
-        (
-            "ARC-Challenge/ARC-Challenge-Test.jsonl",
-            "**/ARC-Challenge-Test.jsonl",
-            "**/arc_challenge*.jsonl",
-        ),
+        (*within("ARC-Challenge/ARC-Challenge-Test.jsonl"), *within("arc_challenge*.jsonl")),
         _arc,
         ("acc_norm", "acc"),
         "the release of ARC, `ARC-Challenge/ARC-Challenge-Test.jsonl`",
@@ -184,7 +180,7 @@ CHOICES = (
     Task(
         "winogrande",
         "Which of two names a pronoun means.",
-        ("winogrande*/dev.jsonl", "**/winogrande*.jsonl"),
+        (*within("winogrande*/dev.jsonl"), *within("winogrande*.jsonl")),
         _winogrande,
         ("acc",),
         "the release of WinoGrande, `dev.jsonl`",
@@ -192,7 +188,7 @@ CHOICES = (
     Task(
         "openbookqa",
         "Questions of elementary science, which need common knowledge.",
-        ("OpenBookQA*/Data/Main/test.jsonl", "**/openbook*qa*.jsonl"),
+        (*within("OpenBookQA*/Data/Main/test.jsonl"), *within("openbook*qa*.jsonl")),
         _openbookqa,
         ("acc_norm", "acc"),
         "the release of OpenBookQA, `Data/Main/test.jsonl`",
@@ -200,7 +196,7 @@ CHOICES = (
     Task(
         "race",
         "Questions about an article, of English examinations.",
-        ("RACE/test/*/*.txt", "race*/test/*/*.txt", "race*/dev/*.txt", "race*/dev/*/*.txt"),
+        tuple(f"[Rr][Aa][Cc][Ee]*/{one}" for one in ("test/*/*.txt", "dev/*.txt", "dev/*/*.txt")),
         _race,
         ("acc", "acc_norm"),
         "the release of RACE, a folder with `test/high/*.txt` and `test/middle/*.txt`",

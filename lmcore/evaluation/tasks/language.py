@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from lmcore.evaluation.files import json_rows, read_text
-from lmcore.evaluation.task import Continued, Task, Text
+from lmcore.evaluation.task import Continued, Task, Text, within
 
 __all__ = ["LANGUAGE", "plain_text", "wikitext_text"]
 
@@ -105,14 +105,18 @@ def _ends(path: Path, *, whole: bool) -> Iterator[Continued]:
 
 
 _WIKITEXT = ("word_perplexity", "byte_perplexity", "bits_per_byte", "token_perplexity", "loss")
-_LAMBADA = ("lambada*test*.jsonl", "lambada/lambada*test*.jsonl", "lambada*.jsonl")
+_LAMBADA = (*within("lambada*test*.jsonl"), *within("lambada*.jsonl"))
 _LAMBADA_RELEASE = "the OpenAI processing of LAMBADA, `lambada_test.jsonl` with the field `text`"
 
 LANGUAGE = (
     Task(
         "wikitext2",
         "Perplexity of the articles of WikiText-2's test set.",
-        ("wikitext-2*/wiki.test.*", "wiki*2*test*", "wikitext-2*/wiki.valid.*"),
+        (
+            *within("wikitext-2*/wiki.test.*"),
+            *within("wikitext2*test*"),
+            *within("wikitext-2*/wiki.valid.*"),
+        ),
         _articles,
         _WIKITEXT,
         "the release of WikiText-2 (`wikitext-2/wiki.test.tokens`, or raw)",
@@ -120,7 +124,7 @@ LANGUAGE = (
     Task(
         "wikitext103",
         "Perplexity of the articles of WikiText-103's test set.",
-        ("wikitext-103*/wiki.test.*", "wiki*103*test*"),
+        (*within("wikitext-103*/wiki.test.*"), *within("wikitext103*test*")),
         _articles,
         _WIKITEXT,
         "the release of WikiText-103 (`wikitext-103/wiki.test.tokens`, or raw)",

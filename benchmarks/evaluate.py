@@ -1,0 +1,199 @@
+"""`lmcore evaluate` beside lm-eval-harness: the log-likelihood of each request, scores, and time.
+
+    python benchmarks/evaluate.py --task-data DIR --model DIR [--limit N]
+
+Both read the same files and the same model of Hugging Face, in float32, with the prompts that each
+has.  lm-eval-harness's tasks read the files by way of copies in the layout of its data sets.  The
+two run in turns; the first turn is not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+from installed import check, parse
+
+_TASKS = {
+    "lambada_strict": "lambada_openai",
+    "arc_easy": "arc_easy",
+    "openbookqa": "openbookqa",
+    "wikitext2": "wikitext",
+}
+"""lm-eval-harness's name of each task."""
+
+
+def rows_for_peer(name: str, files: Sequence[Path]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a task's files in the layout of lm-eval-harness's data set."""
+    from lmcore.evaluation.files import json_rows
+    from lmcore.evaluation.tasks import TASKS
+
+    if name == "wikitext2":
+        (task,) = (one for one in TASKS if one.name == name)
+        for path in files:
+            yield from ({"page": example.original} for example in task.examples(path))
+        return
+    for path in files:
+        for row in json_rows(path):
+            values = dict(row.values)
+            if name == "lambada_strict":
+                yield {"text": values["text"]}
+                continue
+            labels = "ABCDEFGH"[: len(values["choices"])]
+            question = "question_stem" if name == "openbookqa" else "question"
+            yield {
+                question: values["query"].removeprefix("Question: "),
+                "choices": {"text": values["choices"], "label": list(labels)},
+                "answerKey": labels[values["gold"]],
+            }
+
+
+def peer_task(name: str, files: Sequence[Path], limit: int, folder: Path) -> dict[str, Any]:
+    """Return the configuration of lm-eval-harness's task that reads copies of some files."""
+    import lm_eval
+    from lm_eval.tasks._yaml_loader import load_yaml
+
+    path = folder / f"{name}.json"
+    rows = [json.dumps(one) for one in itertools.islice(rows_for_peer(name, files), limit)]
+    path.write_text("\n".join(rows) + "\n")
+    known = Path(lm_eval.__file__).parent / "tasks"
+    (found,) = known.glob(f"**/{_TASKS[name]}.yaml")
+    config = load_yaml(found)
+    left_out = ("tag", "dataset_name", "training_split", "validation_split", "test_split")
+    return {key: value for key, value in config.items() if key not in left_out} | {
+        "task": f"{name}_of_files",
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str(path)}},
+        "test_split": "test",
+    }
+
+
+def measure_peer(asked: argparse.Namespace, configs: Sequence[tuple[str, Any]]) -> Any:
+    """Return lm-eval-harness's samples and metrics of each task, and the seconds of its passes."""
+    from lm_eval import simple_evaluate
+    from lm_eval.models.huggingface import HFLM
+
+    model = HFLM(pretrained=asked.model, device="cpu", dtype="float32", batch_size=asked.batch)
+    found = {}
+    for name, config in configs:
+        begin = time.perf_counter()
+        result = simple_evaluate(
+            model=model,
+            tasks=[dict(config)],
+            log_samples=True,
+            bootstrap_iters=0,
+            verbosity="ERROR",
+        )
+        seconds = time.perf_counter() - begin
+        key = config["task"]
+        found[name] = (result["samples"][key], result["results"][key], seconds)
+    return found
+
+
+def measure_lmcore(asked: argparse.Namespace, tasks: Sequence[tuple[Any, list[Path]]]) -> Any:
+    """Return lmcore's result of each task; the model is loaded before."""
+    from lmcore.evaluation.run import evaluate
+
+    found = {}
+    with loaded_model(asked.model) as loaded:
+        for task, files in tasks:
+            begin = time.perf_counter()
+            result = evaluate(loaded, task, files, tokens=asked.batch_tokens, limit=asked.limit)
+            found[task.name] = (result, time.perf_counter() - begin)
+    return found
+
+
+@contextmanager
+def loaded_model(path: str) -> Iterator[Any]:
+    """Load a model on the CPU in float32, as the command does."""
+    from lmcore.config.section import AcceleratorSection, Config
+    from lmcore.generation.load import load_model
+    from lmcore.plugin import discover
+    from lmcore.runtime.device_choice import select_device
+    from lmcore.runtime.launch.rank import only_process
+    from lmcore.runtime.runtime import start_runtime
+
+    plugins, rank = discover(), only_process({})
+    config = Config(accelerator=AcceleratorSection(device="cpu", precision="fp32"))
+    selection = select_device(plugins, "cpu", rank)
+    with start_runtime(config, plugins, selection, rank, None) as runtime:
+        yield load_model(Path(path), runtime, rows=2048)
+
+
+def difference(result: Any, samples: Sequence[Any]) -> float:
+    """Return the largest difference of a log-likelihood, of all requests of a task."""
+    worst = 0.0
+    for score, sample in zip(result.scores, samples, strict=True):
+        values = sample["filtered_resps"]
+        pairs = [one[0] if isinstance(one, tuple | list) else one for one in values]
+        own = [one.logprob for one in score.likelihoods]
+        own = own if len(own) == len(pairs) else [sum(own)]
+        for ours, theirs in zip(own, pairs, strict=True):
+            worst = max(worst, abs(ours - float(theirs)))
+    return worst
+
+
+def main() -> None:
+    """Compare both on each task, and print a row for each."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", required=True, help="directory of a GPT-2 of Hugging Face")
+    parser.add_argument("--task-data", required=True, help="directory with the tasks' files")
+    parser.add_argument("--tasks", nargs="+", default=list(_TASKS), choices=_TASKS)
+    parser.add_argument("--limit", type=int, default=200, help="examples of each task")
+    parser.add_argument("--batch", type=int, default=16, help="requests of a pass of the other")
+    parser.add_argument("--batch-tokens", type=int, default=2048)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    asked = parse(parser, turns=1, limit=4)
+    check(asked)
+    os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+    import torch
+
+    torch.set_num_threads(asked.threads)
+    from lmcore.evaluation.files import find_files
+    from lmcore.evaluation.tasks import TASKS
+
+    chosen = [task for task in TASKS if task.name in asked.tasks]
+    tasks = [(task, find_files(task, Path(asked.task_data))) for task in chosen]
+    with tempfile.TemporaryDirectory() as name:
+        os.environ["HF_HOME"] = name
+        configs = [
+            (task.name, peer_task(task.name, files, asked.limit, Path(name)))
+            for task, files in tasks
+        ]
+        turns = [
+            (measure_lmcore(asked, tasks), measure_peer(asked, configs))
+            for _ in range(asked.turns + (not asked.toy))
+        ]
+    turns = turns[1:] or turns
+    print("task             requests  difference  s lmcore  s lm-eval   ratio  scores")
+    for task, _ in tasks:
+        own = [ours[task.name] for ours, _ in turns]
+        other = [theirs[task.name] for _, theirs in turns]
+        result, (samples, metrics, _) = own[0][0], other[0]
+        seconds = [statistics.median(one[-1] for one in held) for held in (own, other)]
+        scores = []
+        for metric, value in result.metrics.items():
+            theirs = metrics.get(f"{metric},none")
+            if theirs is not None:
+                scores.append(f"{metric} {value.value:.6g} {theirs:.6g}")
+        count = sum(len(one.likelihoods) for one in result.scores)
+        print(
+            f"{task.name:<16} {count:>8,}  {difference(result, samples):10.2e}  {seconds[0]:8.2f}  "
+            f"{seconds[1]:9.2f}  {seconds[1] / seconds[0]:6.2f}  {'; '.join(scores)}"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""Log-likelihoods: those of one sequence alone, whatever is computed together."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+
+from lmcore.base.errors import RunError
+from lmcore.evaluation.likelihood import Likelihoods, Scored
+from lmcore.evaluation.score import LogLikelihood
+from lmcore.generation.load import LoadedModel
+
+VOCABULARY = 257
+
+
+def asked(count: int = 40, seed: int = 0) -> list[Scored]:
+    """Return requests of all lengths; many have one of a few contexts."""
+    source = random.Random(seed)
+
+    def some(least: int, most: int) -> tuple[int, ...]:
+        return tuple(source.randrange(VOCABULARY) for _ in range(source.randint(least, most)))
+
+    contexts = [some(1, 20) for _ in range(6)]
+    return [
+        Scored(source.choice(contexts) if source.random() < 0.7 else some(1, 20), some(1, 12))
+        for _ in range(count)
+    ]
+
+
+def alone(loaded: LoadedModel, request: Scored) -> LogLikelihood:
+    """Return the log-likelihood by one plain pass over the whole sequence."""
+    tokens = torch.tensor([[*request.context, *request.targets]])
+    model = loaded.model
+    with torch.no_grad():
+        logits = model.logits(model(tokens)[0])[:, :VOCABULARY]
+    logprobs = logits.log_softmax(dim=-1)
+    first = len(request.context)
+    places = range(first, tokens.shape[1])
+    own = [logprobs[place - 1, tokens[0, place]].item() for place in places]
+    best = [logprobs[place - 1].argmax() == tokens[0, place] for place in places]
+    return LogLikelihood(sum(own), all(best), len(own))
+
+
+def close(found: Sequence[LogLikelihood], expected: Sequence[LogLikelihood]) -> None:
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        # the logits are summed in float32
+        assert one.logprob == pytest.approx(other.logprob, rel=1e-5)
+        assert (one.greedy, one.tokens) == (other.greedy, other.tokens)
+
+
+@pytest.mark.parametrize("tokens", [1, 30, 100, 5000])
+@pytest.mark.parametrize("positions", ["learned", "rotary"])
+def test_one_alone(loaded: Callable[[str], LoadedModel], positions: str, tokens: int) -> None:
+    """Padding, other sequences, shared contexts and the size of a pass change nothing."""
+    model, requests = loaded(positions), asked()
+    found = Likelihoods(model, tokens=tokens).of(requests)
+    close(found, [alone(model, one) for one in requests])
+
+
+def test_the_most_probable_token(loaded: Callable[..., LoadedModel]) -> None:
+    """A continuation is greedy if the model would have written it, token by token."""
+    model, context = loaded(), (5, 6, 7)
+    written = list(context)
+    for _ in range(4):
+        with torch.no_grad():
+            hidden = model.model(torch.tensor([written]))[0, -1:]
+            logits = model.model.logits(hidden)[0, :VOCABULARY]
+        written.append(int(logits.argmax()))
+    right = Scored(context, tuple(written[3:]))
+    wrong = Scored(context, (*right.targets[:-1], (right.targets[-1] + 1) % VOCABULARY))
+    found = Likelihoods(model).of([right, wrong])
+    assert [one.greedy for one in found] == [True, False]
+
+
+def test_the_order_of_requests(loaded: Callable[..., LoadedModel]) -> None:
+    """The same requests in another order are the same passes, bit by bit."""
+    requests = asked()
+    order = list(range(len(requests)))
+    random.Random(3).shuffle(order)
+    model = loaded()
+    found = Likelihoods(model, tokens=50).of(requests)
+    other = Likelihoods(model, tokens=50).of([requests[number] for number in order])
+    assert other == [found[number] for number in order]
+
+
+def test_progress_ends_with_all(loaded: Callable[..., LoadedModel]) -> None:
+    seen: list[int] = []
+    Likelihoods(loaded(), tokens=50).of(asked(), seen.append)
+    assert seen == sorted(seen)
+    assert seen[-1] == 40
+
+
+def test_logits_of_padding_rows_do_not_count(loaded: Callable[..., LoadedModel]) -> None:
+    """The vocabulary ends before the rows that make it divisible."""
+    model, request = loaded(), Scored((1, 2), (3,))
+    (before,) = Likelihoods(model).of([request])
+    with torch.no_grad():
+        model.model.token_embedding.weight[VOCABULARY:] += 9.0
+    assert Likelihoods(model).of([request]) == [before]
+
+
+def test_weights_that_are_not_finite(loaded: Callable[..., LoadedModel]) -> None:
+    model = loaded()
+    with torch.no_grad():
+        model.model.final_norm.weight[0] = torch.nan
+    with pytest.raises(RunError, match="logits are not finite"):
+        Likelihoods(model).of(asked(4))
