@@ -228,15 +228,15 @@ class Likelihoods:
         greedy: list[bool] = []
         for start in range(0, len(hidden_NH), _LOGIT_ROWS):
             logits_NV = self._model.logits(hidden_NH[start : start + _LOGIT_ROWS])
-            logits_NV = logits_NV[:, : self._vocab_size].float()
-            sum_N, best_N = logits_NV.logsumexp(dim=-1), logits_NV.argmax(dim=-1)
+            logprobs_NV = logits_NV[:, : self._vocab_size].float().log_softmax(dim=-1)
+            best_N = logprobs_NV.argmax(dim=-1)
             following = targets[start : start + _LOGIT_ROWS]
             rows = [row for row, tokens in enumerate(following) for _ in tokens]
             row = torch.tensor(rows, device=logits_NV.device)
             token = torch.tensor(
                 [one for tokens in following for one in tokens], device=logits_NV.device
             )
-            values += (logits_NV[row, token] - sum_N[row]).tolist()
+            values += logprobs_NV[row, token].tolist()
             greedy += (best_N[row] == token).tolist()
         if any(math.isnan(value) for value in values):
             raise RunError(

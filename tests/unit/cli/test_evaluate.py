@@ -1,0 +1,139 @@
+"""`lmcore evaluate`, from flags to the table."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from lmcore.base.errors import CheckpointError, ConfigError, DataError
+from lmcore.checkpoint import save_checkpoint
+from lmcore.cli.evaluate import run
+from lmcore.contract import OP_SPECS, OpTable
+from lmcore.data.tokenizer import ByteTokenizer
+from lmcore.data.tokenizer.saved import save_tokenizer
+from lmcore.families.gpt.model import GPT
+from lmcore.families.op_binding import OpBinding
+from lmcore.model.shape import ModelShape
+
+SHAPE = ModelShape(2, 24, 3, 40, 64, 384, init_method_std=0.3)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs with byte models of random weights, and files of tasks."""
+    directory = tmp_path_factory.mktemp("evaluate")
+    for seed in (3, 4):
+        model = GPT(SHAPE, OpBinding(OpTable(OP_SPECS), "cpu", "float32"))
+        model.initialize(seed)
+        tensors = {f"model.{name}": tensor.detach() for name, tensor in model.named_parameters()}
+        path = directory / f"run-{seed}"
+        save_checkpoint(path / "checkpoints", 5, tensors, {}, model_shape=SHAPE.to_dict())
+        save_tokenizer(ByteTokenizer(), path / "tokenizer")
+    rows = [
+        {"query": f"Is it {number}?", "choices": ["yes", "no", "maybe"], "gold": number % 3}
+        for number in range(9)
+    ]
+    (directory / "openbook_qa.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    ends = "".join(json.dumps({"text": f"It is a dog {one}"}) + "\n" for one in range(5))
+    (directory / "lambada_test.jsonl").write_text(ends)
+    (directory / "book.txt").write_text("All is well that ends well. " * 20)
+    return directory
+
+
+def call(runs: Path, *flags: str, checkpoints: tuple[str, ...] = ("run-3",)) -> int:
+    named = [str(runs / one) for one in checkpoints]
+    return run([*named, "--device", "cpu", "--precision", "fp32", *flags])
+
+
+def test_table_of_two_checkpoints(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--task", "openbookqa,lambada", "--task-data", str(runs)]
+    flags += ["--text", str(runs / "book.txt")]
+    assert call(runs, *flags, checkpoints=("run-3", "run-4")) == 0
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert head.split() == ["task", "examples", "metric", str(runs / "run-3"), str(runs / "run-4")]
+    metrics = [row.split()[0:3:2] for row in rows]
+    assert metrics == [
+        *(["openbookqa", "acc_norm"], ["openbookqa", "acc"]),
+        *(["lambada", "acc"], ["lambada", "perplexity"]),
+        *(["text", "loss"], ["text", "token_perplexity"]),
+        *(["text", "word_perplexity"], ["text", "bits_per_byte"]),
+    ]
+    assert rows[0].split()[1] == "9"
+    assert rows[0].count("±") == 2
+
+
+def test_files_of_results(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--task", "openbookqa", "--task-data", f"openbookqa={runs / 'openbook_qa.jsonl'}"]
+    flags += ["--output", str(tmp_path / "a.json"), "--examples", str(tmp_path / "a.jsonl")]
+    assert call(runs, *flags, "--json", "--limit", "6") == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == json.loads((tmp_path / "a.json").read_text())
+    result = printed[str(runs / "run-3")]["openbookqa"]
+    lines = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    assert (result["examples"], len(lines)) == (6, 6)
+    assert [line["gold"] for line in lines] == [0, 1, 2, 0, 1, 2]
+    right = [line["logprobs"].index(max(line["logprobs"])) == line["gold"] for line in lines]
+    assert result["metrics"]["acc"]["value"] == pytest.approx(sum(right) / 6)
+
+
+def test_perplexity_by_hand(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Windows of 64 tokens that move on by 16, against one plain pass for each."""
+    from lmcore.checkpoint import find_checkpoint, load_checkpoint
+
+    assert call(runs, "--text", str(runs / "book.txt"), "--stride", "16", "--json") == 0
+    found = json.loads(capsys.readouterr().out)[str(runs / "run-3")]["text"]["metrics"]
+    model = GPT(SHAPE, OpBinding(OpTable(OP_SPECS), "cpu", "float32")).eval()
+    model.initialize(3)
+    assert find_checkpoint(runs / "run-3") is not None
+    assert load_checkpoint is not None
+    tokenizer = ByteTokenizer()
+    tokens = [tokenizer.eod, *tokenizer.encode((runs / "book.txt").read_text())]
+    total, end = 0.0, 0
+    while end < len(tokens) - 1:
+        before, end = end, min(max(end + 16, 64), len(tokens) - 1)
+        inputs = torch.tensor([tokens[max(0, end - 64) : end]])
+        with torch.no_grad():
+            logits = model.logits(model(inputs)[0])[before - end :, :257]
+        targets = torch.tensor(tokens[before + 1 : end + 1])
+        total += torch.nn.functional.cross_entropy(logits, targets, reduction="sum").item()
+    assert found["loss"]["value"] == pytest.approx(total / (len(tokens) - 1), rel=1e-5)
+    expected = math.exp(total / (len(tokens) - 1))
+    assert found["token_perplexity"]["value"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_list_of_tasks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--list"]) == 0
+    assert "hellaswag" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "flags,message",
+    [
+        ([], "needs a task, or a text"),
+        (["--task", "openbook"], "there is no task `openbook`"),
+        (["--task", "lambada"], "the task `lambada` needs `--task-data DIR`"),
+        (["--task", "lambada", "--task-data", "piqa=x"], "is for no task of `--task`"),
+        (["--task", "lambada", "--task-data", "a", "b"], "gives two places"),
+    ],
+)
+def test_wrong_flags(runs: Path, flags: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        call(runs, *flags)
+
+
+def test_nothing_to_evaluate() -> None:
+    with pytest.raises(ConfigError, match="needs a checkpoint"):
+        run(["--text", "a.txt"])
+
+
+def test_wrong_files(runs: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="has no file of the task `hellaswag`"):
+        call(runs, "--task", "hellaswag", "--task-data", str(tmp_path))
+    with pytest.raises(CheckpointError, match="is a file, not a checkpoint"):
+        call(runs, "--text", str(runs / "book.txt"), checkpoints=("book.txt",))
+    with pytest.raises(ConfigError, match="more than the model's 64 positions"):
+        call(runs, "--text", str(runs / "book.txt"), "--stride", "65")
