@@ -1,15 +1,16 @@
 """`lmcore evaluate` beside lm-eval-harness: the log-likelihood of each request, scores, and time.
 
-    python benchmarks/evaluate.py --task-data DIR --model DIR [--limit N]
+    python benchmarks/evaluate.py --task-data DIR --vocab-file FILE --merge-file FILE
 
-Both read the same files and the same model of Hugging Face, in float32, with the prompts that each
-has.  lm-eval-harness's tasks read the files by way of copies in the layout of its data sets.  The
-two run in turns; the first turn is not counted.
+Both read the same files and the same model, in float32, with the prompts that each has.  The model
+is a GPT-2 of random weights, written for Hugging Face.  lm-eval-harness's tasks read the files by
+way of copies in the layout of its data sets.  The two run in turns; the first turn is not counted.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import itertools
 import json
 import os
@@ -144,55 +145,115 @@ def difference(result: Any, samples: Sequence[Any]) -> float:
     return worst
 
 
+def write_model(folder: Path, asked: argparse.Namespace) -> Path:
+    """Write a GPT-2 of random weights for Hugging Face; return its directory."""
+    from lmcore.checkpoint import save_checkpoint
+    from lmcore.contract import OP_SPECS, OpTable
+    from lmcore.conversion.convert import convert
+    from lmcore.data.tokenizer import build_tokenizer
+    from lmcore.data.tokenizer.saved import save_tokenizer
+    from lmcore.families.gpt.model import GPT
+    from lmcore.families.op_binding import OpBinding
+    from lmcore.model.shape import ModelShape
+
+    tokenizer = build_tokenizer(
+        "GPT2BPETokenizer", vocab_file=asked.vocab_file, merge_file=asked.merge_file
+    )
+    heads = max(1, asked.hidden // 64)
+    sizes = (asked.layers, asked.hidden, heads, 4 * asked.hidden, 512, tokenizer.vocab_size)
+    shape = ModelShape(*sizes)
+    model = GPT(shape, OpBinding(OpTable(OP_SPECS), "cpu", "float32"))
+    model.initialize(1)
+    tensors = {f"model.{name}": one.detach() for name, one in model.named_parameters()}
+    run = folder / "run"
+    save_checkpoint(run / "checkpoints", 1, tensors, {}, model_shape=shape.to_dict())
+    save_tokenizer(tokenizer, run / "tokenizer")
+    convert(run, folder / "model", "huggingface")
+    return folder / "model"
+
+
+def write_toy_files(folder: Path) -> Path:
+    """Write a few examples of each task; return their directory."""
+    rows = [
+        {"query": f"Is it {number}?", "choices": ["yes", "no", "maybe"], "gold": number % 3}
+        for number in range(4)
+    ]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    for name in ("openbook_qa.jsonl", "arc_easy.jsonl"):
+        (folder / name).write_text(lines)
+    ends = [json.dumps({"text": f"It is a dog {number}"}) + "\n" for number in range(4)]
+    (folder / "lambada_test.jsonl").write_text("".join(ends))
+    (folder / "wikitext-2").mkdir()
+    (folder / "wikitext-2/wiki.test.tokens").write_text(
+        " \n = One = \n \n It is well @-@ known . \n"
+    )
+    return folder
+
+
 def main() -> None:
     """Compare both on each task, and print a row for each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", required=True, help="directory of a GPT-2 of Hugging Face")
-    parser.add_argument("--task-data", required=True, help="directory with the tasks' files")
+    parser.add_argument("--vocab-file", required=True)
+    parser.add_argument("--merge-file", required=True)
+    parser.add_argument("--task-data", help="directory with the tasks' files")
     parser.add_argument("--tasks", nargs="+", default=list(_TASKS), choices=_TASKS)
     parser.add_argument("--limit", type=int, default=200, help="examples of each task")
     parser.add_argument("--batch", type=int, default=16, help="requests of a pass of the other")
     parser.add_argument("--batch-tokens", type=int, default=2048)
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--hidden", type=int, default=768)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
-    asked = parse(parser, turns=1, limit=4)
+    asked = parse(parser, turns=1, limit=4, layers=2, hidden=32)
     check(asked)
     os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
     import torch
 
     torch.set_num_threads(asked.threads)
+    has_peer = importlib.util.find_spec("lm_eval") is not None
+    if not has_peer:
+        print("lm-eval-harness is not installed: lmcore alone is measured")
     from lmcore.evaluation.files import find_files
     from lmcore.evaluation.tasks import TASKS
 
-    chosen = [task for task in TASKS if task.name in asked.tasks]
-    tasks = [(task, find_files(task, Path(asked.task_data))) for task in chosen]
     with tempfile.TemporaryDirectory() as name:
         os.environ["HF_HOME"] = name
+        folder = Path(name)
+        data = Path(asked.task_data) if asked.task_data else write_toy_files(folder)
+        asked.model = str(write_model(folder, asked))
+        chosen = [task for task in TASKS if task.name in asked.tasks]
+        tasks = [(task, find_files(task, data)) for task in chosen]
         configs = [
-            (task.name, peer_task(task.name, files, asked.limit, Path(name)))
-            for task, files in tasks
+            (task.name, peer_task(task.name, files, asked.limit, folder))
+            for task, files in (tasks if has_peer else ())
         ]
         turns = [
-            (measure_lmcore(asked, tasks), measure_peer(asked, configs))
+            (measure_lmcore(asked, tasks), measure_peer(asked, configs) if has_peer else {})
             for _ in range(asked.turns + (not asked.toy))
         ]
-    turns = turns[1:] or turns
-    print("task             requests  difference  s lmcore  s lm-eval   ratio  scores")
     for task, _ in tasks:
-        own = [ours[task.name] for ours, _ in turns]
-        other = [theirs[task.name] for _, theirs in turns]
-        result, (samples, metrics, _) = own[0][0], other[0]
-        seconds = [statistics.median(one[-1] for one in held) for held in (own, other)]
-        scores = []
-        for metric, value in result.metrics.items():
-            theirs = metrics.get(f"{metric},none")
-            if theirs is not None:
-                scores.append(f"{metric} {value.value:.6g} {theirs:.6g}")
-        count = sum(len(one.likelihoods) for one in result.scores)
-        print(
-            f"{task.name:<16} {count:>8,}  {difference(result, samples):10.2e}  {seconds[0]:8.2f}  "
-            f"{seconds[1]:9.2f}  {seconds[1] / seconds[0]:6.2f}  {'; '.join(scores)}"
-        )
+        _print_task(task.name, turns[1:] or turns)
+
+
+def _print_task(name: str, turns: Sequence[Any]) -> None:
+    """Print the times and the metrics of a task, and the differences of both."""
+    own = [ours[name] for ours, _ in turns]
+    result = own[0][0]
+    seconds = statistics.median(one[-1] for one in own)
+    count = sum(len(one.likelihoods) for one in result.scores)
+    print(f"{name}, lmcore: {seconds:.2f} s, {count / seconds:,.1f} requests a second")
+    other = [theirs[name] for _, theirs in turns if theirs]
+    if not other:
+        return
+    samples, metrics, _ = other[0]
+    slower = statistics.median(one[-1] for one in other)
+    worst, ratio = difference(result, samples), slower / seconds
+    print(f"{name}, lm-eval: {slower:.2f} s, {ratio:.2f} times lmcore's")
+    print(f"{name}, difference: {worst:.1e} of a log-likelihood at most, of {count:,}")
+    for metric, value in result.metrics.items():
+        theirs = metrics.get(f"{metric},none")
+        if theirs is not None:
+            print(f"{name}, {metric}: lmcore {value.value:.8g}, lm-eval {theirs:.8g}")
 
 
 if __name__ == "__main__":

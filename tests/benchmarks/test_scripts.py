@@ -115,6 +115,14 @@ TABLES = (
         peers=("blocks, transformers sorted", "searches, Faiss flat"),
     ),
     Run(
+        "evaluate",
+        "--vocab-file {vocab} --merge-file {merges}",
+        rows=tuple(
+            f"{one}, lmcore" for one in ("wikitext2", "lambada_strict", "arc_easy", "openbookqa")
+        ),
+        peers=("lm-eval",),
+    ),
+    Run(
         "data_index",
         rows=(
             *("sample index", "whole index", "blend", "sentences", "cold", "warm"),

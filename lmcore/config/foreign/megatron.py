@@ -283,10 +283,7 @@ FIXED: Mapping[str, Fixed] = {
 _PREPARE = "leave it out of this command: it belongs to `lmcore data prepare`"
 _GENERATE = "leave it out of this command: it belongs to `lmcore generate`"
 _LAUNCHER = "leave it out of this command: it belongs to the launcher"
-_EVALUATION = (
-    "use `lmcore serve --load CHECKPOINT`, and evaluate the model there with EleutherAI's lm-eval "
-    "(docs/how-to/serve.md)"
-)
+_EVALUATION = "use `lmcore evaluate CHECKPOINT --task NAME`, such as `lambada_strict` (docs/how-to/evaluate.md)"
 _ENGINE = "use `--engine deepspeed`"
 _ENGINE_FILE = "use `--engine deepspeed --deepspeed-config FILE`"
 _CONVERSION = (
