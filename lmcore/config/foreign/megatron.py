@@ -283,7 +283,10 @@ FIXED: Mapping[str, Fixed] = {
 _PREPARE = "leave it out of this command: it belongs to `lmcore data prepare`"
 _GENERATE = "leave it out of this command: it belongs to `lmcore generate`"
 _LAUNCHER = "leave it out of this command: it belongs to the launcher"
-_EVALUATION = "use `lmcore evaluate CHECKPOINT --task NAME`, such as `lambada_strict` (docs/how-to/evaluate.md)"
+_EVALUATION = (
+    "use `lmcore evaluate CHECKPOINT --task NAME`, such as `wikitext103` or `lambada_strict` "
+    "(docs/how-to/evaluate.md)"
+)
 _ENGINE = "use `--engine deepspeed`"
 _ENGINE_FILE = "use `--engine deepspeed --deepspeed-config FILE`"
 _CONVERSION = (

@@ -197,7 +197,7 @@ def test_an_evaluation_is_no_training() -> None:
     with pytest.raises(UnsupportedFlagError) as caught:
         load_config(line.split())
     assert caught.value.what == "`--task LAMBADA` is not supported"
-    assert "`lmcore serve --load CHECKPOINT`" in caught.value.hint
+    assert "`lmcore evaluate CHECKPOINT --task NAME`" in caught.value.hint
     for word in ("--data-path", "--train"):
         assert word not in caught.value.hint
 
