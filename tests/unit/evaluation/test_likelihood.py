@@ -1,4 +1,4 @@
-"""Log-likelihoods: those of one sequence alone, whatever is computed together."""
+"""Log-likelihoods: as of one sequence alone, whatever is computed together."""
 
 from __future__ import annotations
 
