@@ -156,7 +156,7 @@ def _wanted(section: EvaluateSection) -> list[tuple[Task, list[Path]]]:
 
 
 def _places(given: Sequence[str], names: Sequence[str]) -> dict[str, Path]:
-    """Return the place of the data by task; that of all others has an empty name.
+    """Return the place of the data by task; the place for all others has an empty name.
 
     Raises:
         ConfigError: A task has two places, or one is for a task that is not asked for.

@@ -250,7 +250,7 @@ class Likelihoods:
 def _joined(
     logprobs: Sequence[float], greedy: Sequence[bool], sizes: dict[int, int]
 ) -> dict[int, LogLikelihood]:
-    """Return the log-likelihood of each request from those of its tokens, in the same order."""
+    """Return the log-likelihood of each request from its tokens', in the same order."""
     found, start = {}, 0
     for number, size in sizes.items():
         end = start + size

@@ -34,11 +34,12 @@ class Score:
     """What a model made of an example.
 
     Attributes:
-        likelihoods: Of the text, of its end, or of each choice.
+        likelihoods: Log-likelihood of each window of a text, of its end, or of each choice.
         chosen: Number of the most probable choice; -1 for other examples.
         chosen_by_length: The same by log-probability for each character.
         correct: By metric, 1 or 0.
-        words, bytes: Of a text as it is in its file; 0 for other examples.
+        words: Number of words of a text as it is in its file; 0 for other examples.
+        bytes: Number of bytes of such a text.
     """
 
     likelihoods: tuple[LogLikelihood, ...]
@@ -77,7 +78,7 @@ def score_of(example: Example, likelihoods: Sequence[LogLikelihood]) -> Score:
 
     Args:
         example: The example.
-        likelihoods: Of each of its requests, in order.
+        likelihoods: Log-likelihood of each of its requests, in order.
     """
     held = tuple(likelihoods)
     if isinstance(example, Text):

@@ -46,7 +46,7 @@ class Continued:
 
 @dataclass(frozen=True)
 class Choices:
-    """Question with several answers, of which the most probable one is the model's.
+    """Question with several answers; the most probable one is the model's.
 
     Attributes:
         contexts: Text before each answer; one text, if it is the same before all.
@@ -68,12 +68,12 @@ class Task:
 
     Attributes:
         name: Name for `--task`.
-        summary: What it asks, in a line.
-        files: Patterns of its files below the directory of the data; those of the first pattern
+        summary: Line that says what it asks.
+        files: Patterns of its files below the directory of the data; all files of the first pattern
             that has any are read, in the order of their names.
         examples: Yields the examples of one file.
         metrics: Names of the metrics, of `lmcore.evaluation.score`; the first is the main one.
-        release: Where the files are from, for the message about missing ones.
+        release: Origin of the files, for the message about missing ones.
     """
 
     name: str
@@ -97,7 +97,7 @@ def named_tasks(names: Sequence[str], known: Sequence[Task]) -> list[Task]:
     """Return the tasks with given names.
 
     Args:
-        names: Names of tasks, each of which may be several with commas between.
+        names: Names of tasks; one may have several names with commas between.
         known: Tasks to choose from.
 
     Raises:

@@ -1,6 +1,6 @@
 """Tasks of multiple choice, by the probability of each answer after its question.
 
-The prompts are those of lm-eval-harness.  Each task reads its own release, and the layout of
+The prompts are lm-eval-harness's.  Each task reads its own release, and the layout of
 collections: `query`, `choices`, `gold`.
 """
 

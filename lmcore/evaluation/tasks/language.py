@@ -1,7 +1,7 @@
 """Tasks of language modelling: texts that are predicted token by token, and ends of texts.
 
 Texts of WikiText are split into words with marks between (`@-@`); a model that has read ordinary
-text is given the text without them, and the words that are counted are those of the file.
+text is given the text without them, and the words of the file are counted.
 """
 
 from __future__ import annotations

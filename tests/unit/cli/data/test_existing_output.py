@@ -31,7 +31,7 @@ COMMANDS = {
 READ_ONLY = {"inspect", "corpora"}
 NEVER_REPLACED = {"split", "repair"}
 CONTINUED = {"retro"}
-"""Commands whose second run goes on from what is there; `test_retro.py` has their cases."""
+"""Commands whose second run continues what is there; `test_retro.py` has their cases."""
 
 
 @pytest.fixture(autouse=True)
