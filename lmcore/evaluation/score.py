@@ -31,7 +31,7 @@ class LogLikelihood:
 
 @dataclass(frozen=True)
 class Score:
-    """What a model made of an example.
+    """Likelihoods of an example by a model, and what follows from them.
 
     Attributes:
         likelihoods: Log-likelihood of each window of a text, of its end, or of each choice.
