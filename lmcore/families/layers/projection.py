@@ -6,7 +6,7 @@ torch's would be overwritten, and on the meta device it imports torch's compiler
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from torch import Tensor, nn
 
@@ -43,9 +43,11 @@ class Embedding(nn.Embedding):
 
     Attributes:
         output_dtype: Dtype of the rows that a lookup returns; None: the table's.
+        of_tokens: True if its rows are states of tokens, which may be kept in a narrower dtype.
     """
 
     output_dtype: torch.dtype | None = None
+    of_tokens: ClassVar[bool] = True
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return the rows of some ids."""

@@ -76,10 +76,13 @@ class Attention(nn.Module):
     Attributes:
         next_token: Attention of one new token over the slots of a cache, for generation; None: all
             keys and values of the cache are given to the attention op.
+        standard: True if scores are divided by the root of a head's channels, and have no bias, so
+            that `next_token` computes what the op does.
     """
 
     output_bias: nn.Parameter | None
     next_token: NextTokenAttention | None = None
+    standard: bool = True
 
     def __init__(
         self,
@@ -209,6 +212,9 @@ class FeedForward(nn.Module):
 
     If the shape has `swiglu`, the first projection is packed, gate before up, and adds its bias
     itself; the activation is the gate's.
+
+    Attributes:
+        activation: See the constructor.
     """
 
     up_bias: nn.Parameter | None
@@ -230,7 +236,7 @@ class FeedForward(nn.Module):
         self.up_bias = None if gated else output_bias(width, shape)
         self.down = Linear(width, hidden, ops, bias=False)
         self.down_bias = output_bias(hidden, shape)
-        self.gated = gated
+        self.gated, self.activation = gated, activation
         bound, others = ("swiglu", _GATED) if gated else ("bias_gelu", _PLAIN)
         self.op: Callable[..., Tensor] = (
             others[activation] if activation in others else ops.bind(bound, ffn_hidden_size=width)

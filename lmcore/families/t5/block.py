@@ -69,6 +69,8 @@ def distance_buckets(
 class RelativeBias(Embedding):
     """Bias of attention scores for each group of distances and each head of one stack."""
 
+    of_tokens = False
+
     def __init__(self, shape: ModelShape, *, bidirectional: bool) -> None:
         """Build the table; see `distance_buckets`."""
         own = shape.own
@@ -154,6 +156,7 @@ class SelfAttention(Attention):
     ) -> Callable[..., Tensor]:
         """Return the op of queries, keys and values."""
         scaled = shape.own["t5_scaled_attention"]
+        self.standard = scaled and not shape.relative_positions
         if shape.relative_positions:
             scale = shape.head_dim**-0.5 if scaled else 1.0
             return functools.partial(_biased_attention, scale=scale)

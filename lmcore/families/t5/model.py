@@ -252,7 +252,10 @@ class T5Model(BlockModel, SourceLM):
         Args:
             hidden_BDH: Result of `hidden`.
         """
-        return functional.linear(hidden_BDH, self.head_weight, self.head_bias)
+        if self.head_projection is None:
+            return functional.linear(hidden_BDH, self.head_weight, self.head_bias)
+        logits_BDV = self.head_projection(hidden_BDH)
+        return logits_BDV if self.head_bias is None else logits_BDV + self.head_bias
 
     def outputs(self, tokens_BS: Tensor, positions_BS: Tensor) -> list[Tensor]:
         """Return the logits of tokens, which are both the encoder's and the decoder's."""

@@ -8,6 +8,7 @@ Shapes: O outputs, I inputs, G groups of inputs that share a scale, N inputs of 
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -20,6 +21,7 @@ from torch.nn import functional
 
 from lmcore.base.errors import ConfigError, counted
 from lmcore.contract.generation_kernels import ConstantProjection, QuantizedWeight
+from lmcore.families.layers.cross_attention import CrossAttention
 from lmcore.families.layers.projection import Embedding, Linear
 from lmcore.families.layers.transformer import Attention, FeedForward
 from lmcore.families.protocol import SourceLM
@@ -38,6 +40,11 @@ logger = logging.getLogger(__name__)
 
 _NARROW = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _BITS = {"int8": 8, "int4": 4}
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "erf": functional.gelu,
+    "relu": functional.relu,
+}
+"""Activations of feed-forward layers, after the bias; others are GELU by tanh."""
 _HEAD = "head"
 _HEAD_BITS = 8
 """Fewest bits of the head: it decides between tokens, and 4 bits cost the most there."""
@@ -71,14 +78,11 @@ def fix_weights(
         ConfigError: The precision policy does not go with quantization.
     """
     policy = runtime.precision
-    if isinstance(model, SourceLM):
-        # Its kernels are called as in training: the ones made here know no cross-attention.
-        if quantization is not None:
-            raise ConfigError(
-                f"`--quantization {quantization}` is not supported by {model.family.name} models",
-                hint="use `--precision bf16`",
-            )
-        return Execution.on(runtime.device, policy.context)
+    if isinstance(model, SourceLM) and quantization is not None:
+        raise ConfigError(
+            f"`--quantization {quantization}` is not supported by {model.family.name} models",
+            hint="use `--precision bf16`",
+        )
     dtype = _narrow_dtype(policy)
     if quantization is not None and dtype is None and policy.compute != policy.keep:
         raise ConfigError(
@@ -88,12 +92,16 @@ def fix_weights(
         )
     fixed = _Fixed(runtime.device, dtype, rows, quantization)
     for name, module in model.named_modules():
-        if isinstance(module, Attention):
+        if isinstance(module, CrossAttention):
+            _fix_cross_attention(module, fixed, name, divided=divided)
+        elif isinstance(module, Attention):
             _fix_attention(module, fixed, name, divided=divided)
         elif isinstance(module, FeedForward):
             _fix_feed_forward(module, fixed, name, divided=divided)
-        elif isinstance(module, Embedding) and not (
-            model.part.head and module.weight is model.head_weight
+        elif (
+            isinstance(module, Embedding)
+            and module.of_tokens
+            and not (model.part.head and module.weight is model.head_weight)
         ):
             _cast_table(module, dtype)
     if model.part.head:
@@ -110,7 +118,8 @@ def device_attention(model: CausalLM, runtime: Runtime) -> Iterator[None]:
     Nothing else is prepared as in `fix_weights`: the model can be trained afterwards.
     """
     make, policy = runtime.device.next_token_attention, runtime.precision
-    layers = [one for one in model.modules() if isinstance(one, Attention)]
+    attentions = [one for one in model.modules() if isinstance(one, Attention)]
+    layers = [one for one in attentions if one.standard and not isinstance(one, CrossAttention)]
     if make is not None:
         for layer in layers:
             dtype = _narrow_dtype(policy) or layer.qkv.weight.dtype
@@ -260,14 +269,26 @@ class _Fixed:
 
 def _fix_attention(module: Attention, fixed: _Fixed, name: str, *, divided: bool) -> None:
     _fix_linear(module.qkv, fixed, f"{name}.qkv", module.qkv.bias)
+    _fix_output(module, fixed, name, divided=divided)
+    make = fixed.device.next_token_attention
+    if make is not None and module.standard:
+        dtype = module.qkv.weight.dtype if fixed.dtype is None else fixed.dtype
+        module.next_token = make(dtype, module.head_dim)
+
+
+def _fix_cross_attention(
+    module: CrossAttention, fixed: _Fixed, name: str, *, divided: bool
+) -> None:
+    _fix_linear(module.query, fixed, f"{name}.query", module.query.bias)
+    _fix_linear(module.key_value, fixed, f"{name}.key_value", module.key_value.bias)
+    _fix_output(module, fixed, name, divided=divided)
+
+
+def _fix_output(module: Attention, fixed: _Fixed, name: str, *, divided: bool) -> None:
     if divided:  # the bias is added to the sum over the processes
         _fix_linear(module.output, fixed, f"{name}.output")
     elif _fix_branch(module.output, fixed, f"{name}.output", module.output_bias):
         module.output_bias = None
-    make = fixed.device.next_token_attention
-    if make is not None:
-        dtype = module.qkv.weight.dtype if fixed.dtype is None else fixed.dtype
-        module.next_token = make(dtype, module.head_dim)
 
 
 def _fix_feed_forward(module: FeedForward, fixed: _Fixed, name: str, *, divided: bool) -> None:
@@ -275,11 +296,14 @@ def _fix_feed_forward(module: FeedForward, fixed: _Fixed, name: str, *, divided:
         _fix_linear(module.up, fixed, f"{name}.up", module.up.bias)
     else:
         up, bias = module.up.weight, module.up_bias
-        made = fixed.projection(f"{name}.up", up, bias, activation="gelu_tanh")
+        activate = _ACTIVATIONS.get(module.activation)
+        included = "gelu_tanh" if activate is None else None
+        made = fixed.projection(f"{name}.up", up, bias, activation=included)
         if made is not None and made.activation is not None:
             module.op = lambda x, _bias: x
         elif made is not None:
-            module.op = lambda x, _bias: functional.gelu(x, approximate="tanh")
+            after = activate or functools.partial(functional.gelu, approximate="tanh")
+            module.op = lambda x, _bias: after(x)
         _replace(module.up, fixed, made)
     if divided:
         _fix_linear(module.down, fixed, f"{name}.down")

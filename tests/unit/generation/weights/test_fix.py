@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
 
 import pytest
 import torch
 
 from lmcore.config.section import AcceleratorSection, Config
 from lmcore.contract import OP_SPECS, OpTable
+from lmcore.families.build import build_model
 from lmcore.families.gpt.model import GPT
 from lmcore.families.layers.projection import Embedding, Linear
 from lmcore.families.op_binding import OpBinding
 from lmcore.generation.continuous_batch import ContinuousBatch
 from lmcore.generation.request import Continuation, Request
 from lmcore.generation.sampling.options import SamplingOptions
-from lmcore.generation.text_model import Execution
+from lmcore.generation.text_model import Execution, compute_dtype
 from lmcore.generation.weights.fix import fix_weights
+from lmcore.model.shape import ModelShape
 from lmcore.plugin import discover, select
 from lmcore.runtime.launch.rank import RankInfo
 from lmcore.runtime.runtime import Runtime, start_runtime
@@ -91,3 +95,63 @@ def test_a_device_without_a_layout_of_its_own(model: GPT, runtime: Runtime) -> N
     )
     first = run(model, fix_weights(model, plain, 8))
     assert [len(one.tokens) for one in first] == [6] * 4
+
+
+T5_OWN = {
+    "decoder_num_layers": 1,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 12,
+    "t5_feed_forward": "gelu",
+    "t5_scaled_attention": True,
+    "t5_scaled_head": False,
+    "t5_head_bias": True,
+}
+
+
+@pytest.mark.parametrize("positions", ["learned_absolute", "relative"])
+@pytest.mark.parametrize("activation", ["gelu", "relu", "gated-gelu", "gated-silu"])
+def test_an_encoder_with_a_decoder(runtime: Runtime, activation: str, positions: str) -> None:
+    """The logits of T5 stay: of its activations, its cross-attention, its biases of distances."""
+    tied = activation in {"gelu", "relu"}
+    own = T5_OWN | {
+        "t5_feed_forward": activation,
+        "t5_scaled_attention": tied,
+        "t5_head_bias": tied,
+    }
+    shape = ModelShape(
+        *(2, 24, 3, 40, 32, 96),
+        init_method_std=0.3,
+        position_embedding_type=positions,
+        untie_embeddings_and_output_weights=not tied,
+        add_bias_linear=tied,
+        model_family="t5",
+        further=tuple(sorted(own.items())),
+    )
+    model = build_model(shape, runtime, masked=True)
+    model.initialize(3)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(std=0.3)
+    model.eval()
+    expected = _t5_logits(model, runtime.precision.context)
+    execution = fix_weights(model, runtime, 4)
+    found = _t5_logits(model, execution.precision)
+    tolerance = 2e-2 if runtime.precision.compute == "bfloat16" else 1e-5
+    error = (found.double() - expected.double()).norm() / expected.double().norm()
+    assert error < tolerance
+
+
+def _t5_logits(model: Any, precision: Callable[[], AbstractContextManager[Any]]) -> torch.Tensor:
+    """Return the logits of two texts with sources, of three tokens one after another."""
+    found = []
+    with torch.inference_mode(), precision():
+        cache = model.new_cache(compute_dtype(model))
+        cache.reserve(2, 4)
+        for slot, source in enumerate(([5, 9, 17, 3], [20, 3])):
+            cache.set_source(slot, source)
+        hidden = model(torch.tensor([[1, 2], [1, 7]]), cache.first_tokens([0, 1], 2))
+        found.append(model.logits(hidden[:, -1]))
+        hidden = model(torch.tensor([[4], [8]]), cache.next_tokens([2, 2]))
+        found.append(model.logits(hidden[:, -1]))
+    return torch.cat(found)
