@@ -1,8 +1,10 @@
 """Times greedy generation: lmcore beside `generate` of transformers, GPT-2 124M in fp32.
 
     python benchmarks/generation.py --batch-sizes 1 8 --tokens 128 --repeats 3 --num-threads 2
+    python benchmarks/generation.py --family t5 --shape 6 512 8
 
-Both continue the same 32-token prompts with models of the same shape and random weights; no
+With `--family t5` the prompts are the encoder's input, and the long prompt and the bandwidth are
+left out.  Both continue the same 32-token prompts with models of the same shape and random weights; no
 document ends early.  They run in turn inside each repeat, so that a slow moment of the machine
 hits both; printed are medians of tokens/s and the median ratio.  Further rows:
 
@@ -39,6 +41,7 @@ Contender = Callable[[Prompts, int], int]
 POSITIONS = 1024
 VOCABULARY = 50257
 PADDED = 50304
+T5_VOCABULARY = 32128
 
 
 @dataclass(frozen=True)
@@ -140,6 +143,93 @@ def transformers_contender(sizes: Sizes) -> Contender | None:
     return run
 
 
+def lmcore_t5(stack: ExitStack, sizes: Sizes) -> Contender:
+    """Return lmcore's generation with the original T5 of random weights, in float32."""
+    from lmcore.cli.selection import find_plugins
+    from lmcore.config.section import AcceleratorSection, Config
+    from lmcore.families.build import build_model
+    from lmcore.generation.continuous_batch import ContinuousBatch
+    from lmcore.generation.request import Request
+    from lmcore.generation.sampling.options import SamplingOptions
+    from lmcore.generation.weights.fix import fix_weights
+    from lmcore.model.shape import ModelShape
+    from lmcore.runtime.device_choice import choose_device
+    from lmcore.runtime.launch.rank import RankInfo
+    from lmcore.runtime.runtime import start_runtime
+
+    plugins = find_plugins([])
+    selection = choose_device(plugins, "cpu", RankInfo())
+    config = Config(accelerator=AcceleratorSection(device="cpu", precision="fp32"))
+    runtime = stack.enter_context(start_runtime(config, plugins, selection, RankInfo()))
+    own = {
+        "decoder_num_layers": 0,
+        "relative_attention_num_buckets": 32,
+        "relative_attention_max_distance": 128,
+        "t5_feed_forward": "relu",
+        "t5_scaled_attention": False,
+        "t5_scaled_head": True,
+        "t5_head_bias": False,
+    }
+    shape = ModelShape(
+        *(sizes.layers, sizes.hidden, sizes.heads, 4 * sizes.hidden, POSITIONS, T5_VOCABULARY),
+        normalization="RMSNorm",
+        position_embedding_type="relative",
+        add_bias_linear=False,
+        model_family="t5",
+        further=tuple(sorted(own.items())),
+    )
+    model: Any = build_model(shape, runtime, masked=True)
+    model.initialize(1)
+    execution = fix_weights(model.eval(), runtime, 8)
+
+    def run(prompts: Prompts, num_tokens: int) -> int:
+        batch = ContinuousBatch(
+            model, vocab_size=T5_VOCABULARY, max_requests=len(prompts), execution=execution
+        )
+        greedy = SamplingOptions(greedy=True)
+        made = [batch.add(Request([0], num_tokens, greedy, source=one)) for one in prompts]
+        batch.run()
+        return sum(len(one.tokens) for one in made)
+
+    return run
+
+
+def transformers_t5(sizes: Sizes) -> Contender | None:
+    """Return the peer's generation with T5, or None where it is not installed."""
+    if importlib.util.find_spec("transformers") is None:
+        return None
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    import torch
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    config = T5Config(
+        vocab_size=T5_VOCABULARY,
+        d_model=sizes.hidden,
+        d_kv=sizes.hidden // sizes.heads,
+        d_ff=4 * sizes.hidden,
+        num_layers=sizes.layers,
+        num_heads=sizes.heads,
+        decoder_start_token_id=0,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    model = T5ForConditionalGeneration(config).eval()
+
+    def run(prompts: Prompts, num_tokens: int) -> int:
+        ids = torch.tensor(prompts)
+        with torch.inference_mode():
+            out = model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=num_tokens,
+                min_new_tokens=num_tokens,
+                do_sample=False,
+            )
+        return (out.shape[1] - 1) * len(prompts)
+
+    return run
+
+
 def rate(contender: Contender, prompts: Prompts, num_tokens: int) -> float:
     """Return tokens/s of one run, the pass over the prompts included."""
     begin = time.perf_counter()
@@ -159,12 +249,12 @@ def bandwidth(num_bytes: int) -> float:
 
 
 def random_prompts(batch_size: int, length: int) -> Prompts:
-    """Return prompts of random tokens."""
+    """Return prompts of random tokens, which both models have."""
     import torch
 
     generator = torch.Generator().manual_seed(0)
     found: Prompts = torch.randint(
-        0, VOCABULARY, (batch_size, length), generator=generator
+        0, T5_VOCABULARY, (batch_size, length), generator=generator
     ).tolist()
     return found
 
@@ -221,6 +311,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=900, help="tokens of the long prompt")
     parser.add_argument("--bandwidth-mb", type=int, default=800)
     parser.add_argument("--shape", type=int, nargs=3, default=[12, 768, 12], metavar="N")
+    parser.add_argument("--family", choices=("gpt", "t5"), default="gpt")
     parser.add_argument("--json", type=Path)
     asked = parse(
         parser,
@@ -239,8 +330,10 @@ def main() -> None:
     sizes = Sizes(*asked.shape)
     with ExitStack() as stack:
         own = {"precision": asked.precision, "quantization": asked.quantization}
-        contenders = {"lmcore": lmcore_contender(stack, sizes, **own)}
-        peer = transformers_contender(sizes)
+        t5 = asked.family == "t5"
+        ours = lmcore_t5(stack, sizes) if t5 else lmcore_contender(stack, sizes, **own)
+        contenders = {"lmcore": ours}
+        peer = (transformers_t5 if t5 else transformers_contender)(sizes)
         if peer is None:
             print("transformers is not installed (`pip install transformers`): lmcore alone")
         else:
@@ -252,6 +345,9 @@ def main() -> None:
             figures[f"batch {batch_size}"] = rates
             shown = [f"{name} {statistics.median(found):7.1f}" for name, found in rates.items()]
             print(f"batch {batch_size}, tokens/s: {', '.join(shown)}{ratio(rates)}", flush=True)
+        if t5:
+            _keep(figures, asked)
+            return
         rates = measure(contenders, random_prompts(1, asked.prompt), 1, asked.repeats)
         figures["first token"] = {name: [1 / one for one in own] for name, own in rates.items()}
         shown = [f"{name} {1e3 / statistics.median(found):7.0f}" for name, found in rates.items()]
@@ -260,6 +356,11 @@ def main() -> None:
             flush=True,
         )
         figures["share of bandwidth"] = share_of_bandwidth(contenders["lmcore"], asked, sizes)
+    _keep(figures, asked)
+
+
+def _keep(figures: dict[str, Any], asked: argparse.Namespace) -> None:
+    """Write the figures to the file that was asked for."""
     if asked.json is not None:
         asked.json.write_text(json.dumps(marked(figures, asked), indent=2) + "\n", encoding="utf-8")
 

@@ -27,13 +27,13 @@ def _adamw(model: torch.nn.Module) -> torch.optim.Optimizer:
 
 
 def transformers_step(shape: Shape, *, compiled: bool, threads: int) -> Callable[[], float]:
-    """Return a step of the `transformers` GPT-2 or BERT, SDPA, with its own loss."""
+    """Return a step of the `transformers` GPT-2, BERT or T5, with its own loss."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     import torch
 
     torch.set_num_threads(threads)
     torch.manual_seed(0)
-    model, batch = (_bert if shape.family == "bert" else _gpt2)(shape)
+    model, batch = {"bert": _bert, "t5": _t5}.get(shape.family, _gpt2)(shape)
     model.train()
     run = torch.compile(model) if compiled else model
     optimizer = _adamw(model)
@@ -96,6 +96,33 @@ def _bert(shape: Shape) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
     }
 
 
+def _t5(shape: Shape) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
+    """Return T5 with relative positions and ReLU, and a batch without padding."""
+    import torch
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    config = T5Config(
+        vocab_size=shape.vocab_size,
+        d_model=shape.hidden_size,
+        d_kv=shape.hidden_size // shape.num_heads,
+        d_ff=4 * shape.hidden_size,
+        num_layers=shape.num_layers,
+        num_heads=shape.num_heads,
+        dropout_rate=0.0,
+        use_cache=False,
+        decoder_start_token_id=0,
+    )
+    tokens, _ = _batch(shape)
+    generator = torch.Generator().manual_seed(1)
+    size = (shape.micro_batch_size, shape.decoder_length)
+    answers = torch.randint(0, min(50257, shape.vocab_size), size, generator=generator)
+    return T5ForConditionalGeneration(config), {
+        "input_ids": tokens,
+        "attention_mask": torch.ones_like(tokens),
+        "labels": answers,
+    }
+
+
 def megatron_step(shape: Shape, *, compiled: bool, threads: int) -> Callable[[], float]:
     """Return a step of megatron-core's GPTModel with the local layer spec.
 
@@ -103,6 +130,8 @@ def megatron_step(shape: Shape, *, compiled: bool, threads: int) -> Callable[[],
     """
     if compiled:
         raise ImportError("megatron-core's own modules are not compiled here")
+    if shape.family != "gpt":
+        raise ImportError("megatron-core is measured with GPT alone")
     import torch
     import torch.distributed as dist
     from megatron.core import parallel_state, tensor_parallel

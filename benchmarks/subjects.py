@@ -17,6 +17,15 @@ if TYPE_CHECKING:
     from lmcore.train.report.run_report import RunReport
 
 
+_SENTINELS = 20
+_T5 = [
+    *("--model-family", "t5", "--position-embedding-type", "relative", "--t5-feed-forward", "relu"),
+    *("--no-t5-scaled-attention", "--t5-scaled-head", "--no-t5-head-bias"),
+    *("--normalization", "RMSNorm", "--disable-bias-linear"),
+    *("--vocab-extra-ids", str(_SENTINELS)),
+]
+
+
 def _flags(shape: Shape, prefix: str, *, compiled: bool, threads: int) -> list[str]:
     return [
         *("--num-layers", str(shape.num_layers), "--hidden-size", str(shape.hidden_size)),
@@ -31,14 +40,17 @@ def _flags(shape: Shape, prefix: str, *, compiled: bool, threads: int) -> list[s
 
 
 def _tokenizer(shape: Shape, directory: Path) -> list[str]:
-    """Return flags of family and tokenizer; BERT is the original, as transformers has it."""
+    """Return flags of family and tokenizer; BERT and T5 are the originals, as in transformers."""
     if shape.family == "gpt":
         return ["--tokenizer-type", "NullTokenizer", "--vocab-size", str(shape.vocab_size - 1)]
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[BOS]", "[EOS]"]
-    words = [*special, *(f"w{i}" for i in range(shape.vocab_size - len(special)))]
+    extra = 0 if shape.family == "bert" else _SENTINELS
+    words = [*special, *(f"w{i}" for i in range(shape.vocab_size - len(special) - extra))]
     vocabulary = directory / "vocab.txt"
     vocabulary.write_text("\n".join(words) + "\n", encoding="utf-8")
     tokenizer = ("--tokenizer-type", "BertWordPieceLowerCase", "--vocab-file", str(vocabulary))
+    if shape.family == "t5":
+        return [*_T5, "--decoder-seq-length", str(shape.decoder_length), *tokenizer]
     return ["--model-family", "bert", "--bert-post-norm", "--bert-gelu", "erf", *tokenizer]
 
 
@@ -54,7 +66,7 @@ def _data(shape: Shape, directory: Path) -> str:
         for _ in range(200):
             ids = random.integers(7, min(50257, shape.vocab_size - 1), size=4 * shape.seq_length)
             sentences = None
-            if shape.family == "bert":
+            if shape.family != "gpt":
                 sentences = [shape.seq_length // 8] * 32
             writer.add_document(ids.tolist(), sentences)
     return prefix

@@ -8,6 +8,7 @@ installed is left out and named.
     python benchmarks/train_step.py                     # small model, eager
     python benchmarks/train_step.py --shape 124m --contenders lmcore+compile transformers+compile
     python benchmarks/train_step.py --family bert --contenders lmcore transformers
+    python benchmarks/train_step.py --family t5 --contenders lmcore transformers
 
 Contenders: `lmcore` is what `lmcore train` runs (loader, metrics and all); `lmcore-bare` is the
 same model and kernels in a hand-written loop, for the cost of the framework.
@@ -44,11 +45,12 @@ class Shape:
     micro_batch_size: int
     vocab_size: int = 50304
     family: str = "gpt"
+    decoder_length: int = 0
 
     @property
     def tokens(self) -> int:
-        """Tokens of a step."""
-        return self.seq_length * self.micro_batch_size
+        """Tokens of a step, of the decoder too."""
+        return (self.seq_length + self.decoder_length) * self.micro_batch_size
 
 
 SHAPES = {
@@ -57,6 +59,8 @@ SHAPES = {
     "bert-base-128": Shape(12, 768, 12, 128, 8, vocab_size=30592, family="bert"),
     "bert-base-512": Shape(12, 768, 12, 512, 2, vocab_size=30592, family="bert"),
     "bert-toy": Shape(2, 32, 2, 32, 2, vocab_size=512, family="bert"),
+    "t5-small": Shape(6, 512, 8, 512, 2, 32128, family="t5", decoder_length=128),
+    "t5-toy": Shape(2, 32, 2, 32, 2, 512, family="t5", decoder_length=16),
     "toy": Shape(2, 32, 2, 32, 1, vocab_size=512),
 }
 
@@ -159,7 +163,7 @@ def main() -> None:
     """Measure and print a table, or JSON."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--shape", choices=SHAPES)
-    parser.add_argument("--family", choices=("gpt", "bert"), default="gpt")
+    parser.add_argument("--family", choices=("gpt", "bert", "t5"), default="gpt")
     parser.add_argument("--contenders", nargs="*", default=list(CONTENDERS))
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--turns", type=int, default=5)
@@ -167,7 +171,11 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", action="store_true")
     asked = parse(parser, shape="toy", turns=1, per_turn=1, threads=1)
-    usual = {"gpt": ("small", "toy"), "bert": ("bert-base-128", "bert-toy")}[asked.family]
+    usual = {
+        "gpt": ("small", "toy"),
+        "bert": ("bert-base-128", "bert-toy"),
+        "t5": ("t5-small", "t5-toy"),
+    }[asked.family]
     asked.shape = usual[1] if asked.shape == "toy" else asked.shape or usual[0]
     shape = SHAPES[asked.shape]
     if asked.worker:

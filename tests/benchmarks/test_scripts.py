@@ -115,6 +115,17 @@ TABLES = (
         peers=("blocks, transformers sorted", "searches, Faiss flat"),
     ),
     Run(
+        "train_step",
+        "--family t5 --contenders lmcore transformers",
+        rows=("lmcore",),
+        peers=("transformers",),
+    ),
+    Run(
+        "generation",
+        "--family t5",
+        rows=("batch 1, tokens/s: lmcore", "batch 2, tokens/s: lmcore"),
+    ),
+    Run(
         "evaluate",
         "--vocab-file {vocab} --merge-file {merges}",
         rows=tuple(
