@@ -3,10 +3,10 @@
     python benchmarks/generation.py --batch-sizes 1 8 --tokens 128 --repeats 3 --num-threads 2
     python benchmarks/generation.py --family t5 --shape 6 512 8
 
-With `--family t5` the prompts are the encoder's input, and the long prompt and the bandwidth are
-left out.  Both continue the same 32-token prompts with models of the same shape and random weights; no
+Both continue the same 32-token prompts with models of the same shape and random weights; no
 document ends early.  They run in turn inside each repeat, so that a slow moment of the machine
-hits both; printed are medians of tokens/s and the median ratio.  Further rows:
+hits both; printed are medians of tokens/s and the median ratio.  With `--family t5` the prompts are
+the encoder's input.  Further rows, without it:
 
 - the time to the first token after a long prompt, `--prompt`, also beside the peer;
 - the bytes of weights that one token at a time reads per second after the first token, as a share

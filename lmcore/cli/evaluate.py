@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -30,6 +30,7 @@ from lmcore.plugin.registrations import plugin_sections
 
 if TYPE_CHECKING:
     from lmcore.config.plugin_section import PluginSettings
+    from lmcore.evaluation.journal import Journal
     from lmcore.evaluation.run import TaskProgress, TaskResult
     from lmcore.evaluation.task import Task
     from lmcore.generation.load import LoadedModel
@@ -80,7 +81,10 @@ class EvaluateSection(LoadingSection):
     batch_tokens: int = option(2048, "Tokens of a pass.", minimum=1)
     json: bool = option(False, "Print one JSON object instead of the table.")
     output: str | None = option(
-        None, "File for the JSON object, beside what is printed.", metavar="FILE"
+        None,
+        "File for the JSON object, beside what is printed; `FILE.part` beside it keeps the results "
+        "of an evaluation that is stopped, and the same command continues it.",
+        metavar="FILE",
     )
     examples: str | None = option(
         None, "File for a JSON line about each example, with its log-probabilities.", metavar="FILE"
@@ -207,6 +211,7 @@ def _evaluate(
     """Load each model, score it and show all results; other ranks than 0 hold parts of models."""
     found: list[tuple[Path, list[TaskResult]]] = []
     with (
+        _journal(section, plan) as journal,
         _opened(section, plan) as examples,
         started_runtime(section, plan, plugins, settings) as runtime,
     ):
@@ -222,7 +227,7 @@ def _evaluate(
                         why="the tasks ask for the probabilities of a text's own continuation",
                         hint="give a GPT or Llama model",
                     )
-                results = _results(section, loaded, wanted)
+                results = _results(section, loaded, wanted, journal)
             found.append((checkpoint, results))
             if examples is not None:
                 examples.writelines(_example_lines(checkpoint, results))
@@ -231,11 +236,16 @@ def _evaluate(
     content = json.dumps(_report(found), indent=2)
     if section.output is not None:
         write_atomically(Path(section.output), (content + "\n").encode())
+    if journal is not None:
+        journal.remove()  # after the results are written
     print(content if section.json else _table(found))
 
 
 def _results(
-    section: EvaluateSection, loaded: LoadedModel, wanted: Sequence[tuple[Task, list[Path]]]
+    section: EvaluateSection,
+    loaded: LoadedModel,
+    wanted: Sequence[tuple[Task, list[Path]]],
+    journal: Journal | None,
 ) -> list[TaskResult]:
     from lmcore.evaluation.run import evaluate
 
@@ -249,6 +259,7 @@ def _results(
                 stride=section.stride,
                 limit=section.limit,
                 progress=line,
+                journal=journal,
             )
             for task, files in wanted
         ]
@@ -258,6 +269,18 @@ def _progress_text(progress: TaskProgress) -> str:
     left = progress.seconds_left
     ends = "" if left is None else f", {left:,.0f} s left"
     return f"{progress.task}: {progress.done:,} of {progress.total:,} requests{ends}"
+
+
+@contextmanager
+def _journal(section: EvaluateSection, plan: ProcessPlan) -> Iterator[Journal | None]:
+    """Open the file by which the evaluation continues, if results are written to a file."""
+    if section.output is None or plan.rank.rank:
+        yield None
+        return
+    from lmcore.evaluation.journal import Journal
+
+    with closing(Journal(Path(f"{section.output}.part"))) as journal:
+        yield journal
 
 
 def _opened(section: EvaluateSection, plan: ProcessPlan) -> AbstractContextManager[TextIO | None]:

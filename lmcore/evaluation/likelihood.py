@@ -11,8 +11,9 @@ Shapes: B sequences of a pass, S tokens, H hidden, N tokens that are asked for, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,6 +31,7 @@ __all__ = ["DEFAULT_TOKENS", "Likelihoods", "Scored"]
 
 DEFAULT_TOKENS = 2048
 """Tokens of a pass."""
+_NONE: Mapping[int, LogLikelihood] = MappingProxyType({})
 _LOGIT_ROWS = 256
 """Rows of logits that are in memory at once."""
 
@@ -74,30 +76,35 @@ class Likelihoods:
     def of(
         self,
         requests: Sequence[Scored],
-        progress: Callable[[int], None] = lambda _done: None,
+        done: Callable[[Mapping[int, LogLikelihood]], None] = lambda _found: None,
+        known: Mapping[int, LogLikelihood] = _NONE,
     ) -> list[LogLikelihood]:
         """Return the log-likelihood of each request, in order.
 
         Args:
             requests: The requests; none reads more tokens than the model has positions.
-            progress: Called after each pass with the number of requests that are done.
+            done: Called after each pass with its results by the number of the request.
+            known: Results that are known, which are not computed.
 
         Raises:
             RunError: The model's logits are not finite.
         """
         contexts: dict[tuple[int, ...], list[int]] = {}
         for number, request in enumerate(requests):
-            contexts.setdefault(request.context, []).append(number)
+            if number not in known:
+                contexts.setdefault(request.context, []).append(number)
         shared = [held for held in contexts.values() if len(held) > 1]
         alone = [held[0] for held in contexts.values() if len(held) == 1]
-        found: dict[int, LogLikelihood] = {}
+        found = dict(known)
         with self._execution.passes():
             for numbers in self._passes(requests, alone):
-                found |= self._alone(requests, numbers)
-                progress(len(found))
+                made = self._alone(requests, numbers)
+                found |= made
+                done(made)
             for groups in self._shared_passes(requests, shared):
-                found |= self._after_contexts(requests, groups)
-                progress(len(found))
+                made = self._after_contexts(requests, groups)
+                found |= made
+                done(made)
             self._cache = None
         return [found[number] for number in range(len(requests))]
 

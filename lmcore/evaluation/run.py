@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from lmcore.base.errors import ConfigError, DataError, counted
 from lmcore.evaluation.files import examples_of
+from lmcore.evaluation.journal import Journal, requests_key
 from lmcore.evaluation.likelihood import Likelihoods
 from lmcore.evaluation.requests import RequestMaker
-from lmcore.evaluation.score import Metric, Score, metrics_of, score_of
+from lmcore.evaluation.score import LogLikelihood, Metric, Score, metrics_of, score_of
 from lmcore.evaluation.task import Choices, Example, Task
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class TaskProgress:
     Attributes:
         task: Name of the task.
         done: Number of requests that are computed.
-        total: Number of requests.
+        total: Number of requests that are to be computed.
         seconds: Time since the first one.
     """
 
@@ -76,6 +77,7 @@ def evaluate(
     stride: int | None = None,
     limit: int | None = None,
     progress: Callable[[TaskProgress], None] = lambda _progress: None,
+    journal: Journal | None = None,
 ) -> TaskResult:
     """Return a model's result on a task.
 
@@ -88,6 +90,8 @@ def evaluate(
             positions, so that windows do not overlap.
         limit: Number of examples that are taken from the beginning; None: all.
         progress: Called after each pass.
+        journal: File of an earlier evaluation that was stopped, which is continued; None: there is
+            none, and none is written.
 
     Raises:
         ConfigError: The stride is larger than the model's positions.
@@ -118,12 +122,19 @@ def evaluate(
             model.positions,
         )
     requests = [one for each in asked for one in each]
-    begin = time.perf_counter()
+    key = "" if journal is None else requests_key(_identity(loaded), requests)
+    known = {} if journal is None else journal.known(key)
+    count, begin = 0, time.perf_counter()
 
-    def show(done: int) -> None:
-        progress(TaskProgress(task.name, done, len(requests), time.perf_counter() - begin))
+    def done(made: Mapping[int, LogLikelihood]) -> None:
+        nonlocal count
+        count += len(made)
+        if journal is not None:
+            journal.add(key, made)
+        total = len(requests) - len(known)
+        progress(TaskProgress(task.name, count, total, time.perf_counter() - begin))
 
-    found = iter(model.of(requests, show))
+    found = iter(model.of(requests, done, known))
     scores = [
         score_of(example, [next(found) for _ in each])
         for example, each in zip(examples, asked, strict=True)
@@ -131,6 +142,13 @@ def evaluate(
     seconds = time.perf_counter() - begin
     metrics = metrics_of(task.metrics, scores)
     return TaskResult(task, examples, scores, metrics, maker.cut, seconds)
+
+
+def _identity(loaded: LoadedModel) -> str:
+    """Return a text that tells checkpoints apart: files with sizes and times, and the dtype."""
+    files = sorted(one for one in loaded.checkpoint.rglob("*") if one.is_file())
+    stats = [(str(one), one.stat().st_size, one.stat().st_mtime_ns) for one in files]
+    return f"{loaded.checkpoint.resolve()} {loaded.model.weight_dtype} {stats}"
 
 
 def example_record(number: int, example: Example, score: Score) -> dict[str, Any]:

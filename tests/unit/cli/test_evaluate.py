@@ -80,6 +80,40 @@ def test_files_of_results(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert result["metrics"]["acc"]["value"] == pytest.approx(sum(right) / 6)
 
 
+def test_a_stopped_evaluation_continues(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second run computes the rest alone, and has the results of one without a stop."""
+    from lmcore.evaluation import likelihood
+
+    flags = ["--task", "openbookqa,lambada", "--task-data", str(runs), "--batch-tokens", "64"]
+    assert call(runs, *flags, "--output", str(tmp_path / "whole.json")) == 0
+    assert not list(tmp_path.glob("*.part"))
+    computed = likelihood.Likelihoods._after_contexts
+    passes = []
+
+    def stop_at_the_third(self: object, *arguments: object) -> object:
+        passes.append(1)
+        if len(passes) == 3:
+            raise KeyboardInterrupt
+        return computed(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(likelihood.Likelihoods, "_after_contexts", stop_at_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        call(runs, *flags, "--output", str(tmp_path / "a.json"))
+    assert (tmp_path / "a.json.part").exists()
+    assert call(runs, *flags, "--output", str(tmp_path / "a.json")) == 0
+    assert not list(tmp_path.glob("*.part"))
+    values = []
+    for name in ("whole.json", "a.json"):
+        (found,) = json.loads((tmp_path / name).read_text()).values()
+        values.append({task: one["metrics"] for task, one in found.items()})
+    whole, continued = values
+    for task, metrics in whole.items():
+        for name, metric in metrics.items():
+            assert continued[task][name]["value"] == pytest.approx(metric["value"], rel=1e-5)
+
+
 def test_perplexity_by_hand(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Windows of 64 tokens that move on by 16, against one plain pass for each."""
     from lmcore.checkpoint import find_checkpoint, load_checkpoint

@@ -87,11 +87,26 @@ def test_the_order_of_requests(loaded: Callable[..., LoadedModel]) -> None:
     assert other == [found[number] for number in order]
 
 
-def test_progress_ends_with_all(loaded: Callable[..., LoadedModel]) -> None:
-    seen: list[int] = []
-    Likelihoods(loaded(), tokens=50).of(asked(), seen.append)
-    assert seen == sorted(seen)
-    assert seen[-1] == 40
+def test_each_pass_is_told(loaded: Callable[..., LoadedModel]) -> None:
+    """The passes have every request once, with the result that is returned."""
+    seen: list[dict[int, LogLikelihood]] = []
+    found = Likelihoods(loaded(), tokens=50).of(asked(), lambda made: seen.append(dict(made)))
+    assert sorted(number for one in seen for number in one) == list(range(40))
+    assert len(seen) > 5
+    for one in seen:
+        assert one == {number: found[number] for number in one}
+
+
+def test_known_results_are_not_computed(loaded: Callable[..., LoadedModel]) -> None:
+    requests, seen = asked(), []
+    known = {number: LogLikelihood(-1.0, False, 1) for number in range(0, 40, 3)}
+    model = loaded()
+    found = Likelihoods(model).of(requests, seen.append, known)
+    assert not known.keys() & {number for one in seen for number in one}
+    close(
+        found,
+        [known.get(number) or alone(model, one) for number, one in enumerate(requests)],
+    )
 
 
 def test_logits_of_padding_rows_do_not_count(loaded: Callable[..., LoadedModel]) -> None:
