@@ -57,7 +57,9 @@ class EvaluateSection(LoadingSection):
         "Megatron.",
         metavar="CHECKPOINT",
     )
-    task: tuple[str, ...] = option((), "Tasks, by name.", metavar="NAME")
+    task: tuple[str, ...] = option(
+        (), "Tasks, by name; or a Python file that defines some.", metavar="NAME"
+    )
     task_data: tuple[str, ...] = option(
         (),
         "Directory with the files of tasks in the layouts of their releases; or `NAME=FILE`, the "

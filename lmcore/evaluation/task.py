@@ -6,13 +6,23 @@ How an example is scored follows from its kind.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from lmcore.base.errors import ConfigError, suggestion
 
-__all__ = ["Choices", "Continued", "Example", "Task", "Text", "named_tasks", "within"]
+__all__ = [
+    "Choices",
+    "Continued",
+    "Example",
+    "Task",
+    "Text",
+    "named_tasks",
+    "tasks_of_file",
+    "within",
+]
 
 
 @dataclass(frozen=True)
@@ -84,6 +94,36 @@ class Task:
     release: str
 
 
+def tasks_of_file(path: Path) -> list[Task]:
+    """Return the tasks that a Python file of the user defines, in its order.
+
+    Args:
+        path: The file, which is run.
+
+    Raises:
+        ConfigError: There is no such file, it fails, or it has no tasks.
+    """
+    if not path.is_file():
+        raise ConfigError(f"there is no file `{path}`", hint="give the path of a Python file")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ConfigError(
+            f"`{path}` fails", why=f"{type(error).__name__}: {error}", hint="run it with Python"
+        ) from error
+    found = [one for one in vars(module).values() if isinstance(one, Task)]
+    if not found:
+        raise ConfigError(
+            f"`{path}` defines no task",
+            hint="write `MINE = Task(...)`, with `from lmcore.evaluation.task import Task`",
+        )
+    return found
+
+
 def within(pattern: str) -> tuple[str, ...]:
     """Return patterns of files that are in a directory, or in one or two directories inside.
 
@@ -97,14 +137,22 @@ def named_tasks(names: Sequence[str], known: Sequence[Task]) -> list[Task]:
     """Return the tasks with given names.
 
     Args:
-        names: Names of tasks; one may have several names with commas between.
+        names: Names of tasks, or paths of Python files with tasks of the user; one may have several
+            with commas between.
         known: Tasks to choose from.
 
     Raises:
-        ConfigError: There is no such task, or it is named twice.
+        ConfigError: There is no such task, it is named twice, or a file has none.
     """
     by_name = {task.name: task for task in known}
-    wanted = [one.strip() for name in names for one in name.split(",") if one.strip()]
+    wanted: list[str] = []
+    for name in (one.strip() for name in names for one in name.split(",") if one.strip()):
+        if not name.endswith(".py"):
+            wanted.append(name)
+            continue
+        for task in tasks_of_file(Path(name)):
+            by_name[task.name] = task
+            wanted.append(task.name)
     for name in wanted:
         if name not in by_name:
             raise ConfigError(

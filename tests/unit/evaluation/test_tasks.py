@@ -229,3 +229,39 @@ def test_real_files(name: str, count: int | None, shared_data: Path) -> None:
     assert len(examples) == (count or len(examples)) > 50
     golds = {one.gold for one in examples if isinstance(one, Choices)}
     assert not golds or golds >= {0, 1, 2, 3}
+
+
+OWN = """
+from lmcore.evaluation.files import json_rows
+from lmcore.evaluation.task import Choices, Task
+
+
+def questions(path):
+    for row in json_rows(path):
+        choices = tuple(f" {one}" for one in row.texts("answers"))
+        yield Choices((row.text("question"),), choices, row.number("right"))
+
+
+MINE = Task("mine", "Mine.", ("mine.jsonl",), questions, ("acc",), "me")
+"""
+
+
+def test_a_file_of_the_user(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    task, other = named_tasks([f"{tmp_path / 'own.py'},piqa"], TASKS)
+    assert (task.name, other) == ("mine", BY_NAME["piqa"])
+    row = {"question": "What melts?", "answers": ["ice", "a stone"], "right": 0}
+    path = written(tmp_path / "mine.jsonl", [row])
+    assert find_files(task, tmp_path) == [path]
+    assert examples_of(task, [path]) == [Choices(("What melts?",), MELTS, 0)]
+
+
+@pytest.mark.parametrize(
+    "content,message",
+    [("1 / 0", "fails"), ("x = 1", "defines no task"), (None, "there is no file")],
+)
+def test_wrong_files_of_the_user(tmp_path: Path, content: str | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / "own.py").write_text(content)
+    with pytest.raises(ConfigError, match=message):
+        named_tasks([str(tmp_path / "own.py")], TASKS)
