@@ -29,7 +29,7 @@ def requests_key(model: str, requests: Sequence[Scored]) -> str:
     """Return a hash of a model and of requests, whose results a journal has under it.
 
     Args:
-        model: Text that tells models apart.
+        model: Text that differs for different models.
         requests: The requests, in order.
     """
     digest = hashlib.sha256(model.encode())

@@ -145,7 +145,7 @@ def evaluate(
 
 
 def _identity(loaded: LoadedModel) -> str:
-    """Return a text that tells checkpoints apart: files with sizes and times, and the dtype."""
+    """Return a text that differs for other checkpoints: files, their sizes and times, the dtype."""
     files = sorted(one for one in loaded.checkpoint.rglob("*") if one.is_file())
     stats = [(str(one), one.stat().st_size, one.stat().st_mtime_ns) for one in files]
     return f"{loaded.checkpoint.resolve()} {loaded.model.weight_dtype} {stats}"

@@ -20,7 +20,6 @@ __all__ = [
     "Task",
     "Text",
     "named_tasks",
-    "tasks_of_file",
     "within",
 ]
 
@@ -94,15 +93,8 @@ class Task:
     release: str
 
 
-def tasks_of_file(path: Path) -> list[Task]:
-    """Return the tasks that a Python file of the user defines, in its order.
-
-    Args:
-        path: The file, which is run.
-
-    Raises:
-        ConfigError: There is no such file, it fails, or it has no tasks.
-    """
+def _tasks_of_file(path: Path) -> list[Task]:
+    """Run a Python file of the user and return the tasks that it defines, in its order."""
     if not path.is_file():
         raise ConfigError(f"there is no file `{path}`", hint="give the path of a Python file")
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -146,11 +138,12 @@ def named_tasks(names: Sequence[str], known: Sequence[Task]) -> list[Task]:
     """
     by_name = {task.name: task for task in known}
     wanted: list[str] = []
-    for name in (one.strip() for name in names for one in name.split(",") if one.strip()):
+    asked = [one.strip() for each in names for one in each.split(",") if one.strip()]
+    for name in asked:
         if not name.endswith(".py"):
             wanted.append(name)
             continue
-        for task in tasks_of_file(Path(name)):
+        for task in _tasks_of_file(Path(name)):
             by_name[task.name] = task
             wanted.append(task.name)
     for name in wanted:
