@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -41,17 +42,24 @@ _K1, _B = 1.2, 0.75
 """Usual constants of BM25."""
 
 
-def encoder(layers: int, hidden: int, length: int, vocabulary: int) -> Any:
-    """Return an encoder of random weights with the CPU plugin's kernels."""
-    from lmcore.contract import OP_SPECS, OpTable
+def encoder(stack: ExitStack, layers: int, hidden: int, length: int, vocabulary: int) -> Any:
+    """Return an encoder of random weights on the CPU, as `lmcore index` loads one."""
+    from lmcore.cli.selection import find_plugins
+    from lmcore.config.section import AcceleratorSection, Config
     from lmcore.data.tokenizer import build_tokenizer
-    from lmcore.families.ict.model import Biencoder
-    from lmcore.families.op_binding import OpBinding
+    from lmcore.families.build import build_model
     from lmcore.generation.text_model import PLAIN
+    from lmcore.generation.weights.fix import fix_layers
     from lmcore.model.shape import ModelShape
-    from lmcore.retrieval.encoder import TextEncoder
-    from lmcore_cpu.kernels import KERNELS
+    from lmcore.retrieval.encoder import TYPICAL_TOKENS, TextEncoder
+    from lmcore.runtime.device_choice import choose_device
+    from lmcore.runtime.launch.rank import RankInfo
+    from lmcore.runtime.runtime import start_runtime
 
+    plugins = find_plugins([])
+    selection = choose_device(plugins, "cpu", RankInfo())
+    config = Config(accelerator=AcceleratorSection(device="cpu", precision="fp32"))
+    runtime = stack.enter_context(start_runtime(config, plugins, selection, RankInfo()))
     shape = ModelShape(
         num_layers=layers,
         hidden_size=hidden,
@@ -63,14 +71,16 @@ def encoder(layers: int, hidden: int, length: int, vocabulary: int) -> Any:
         model_family="ict",
         further=tuple(sorted(_OWN.items())),
     )
-    model = Biencoder(shape, OpBinding(OpTable(OP_SPECS, KERNELS), "cpu", "float32"))
+    model: Any = build_model(shape, runtime, masked=True)
     model.initialize(1)
     with tempfile.TemporaryDirectory() as folder:
         words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *map(str, range(vocabulary - 5))]
         path = Path(folder) / "vocab.txt"
         path.write_text("\n".join(words), encoding="utf-8")
         tokenizer = build_tokenizer("BertWordPieceLowerCase", vocab_file=str(path))
-    return TextEncoder(model.eval(), tokenizer, PLAIN, Path())
+    found = TextEncoder(model.eval(), tokenizer, PLAIN, Path())
+    fix_layers(model, runtime, TYPICAL_TOKENS)
+    return found
 
 
 def peer(layers: int, hidden: int, length: int, vocabulary: int) -> Any:
@@ -123,13 +133,13 @@ def rates(contenders: dict[str, Callable[[], object]], count: int, turns: int) -
         print(f"{name:<28}{count / middle:>10.1f}/s{middle / first:>8.2f}x of the first's time")
 
 
-def speed(asked: argparse.Namespace) -> None:
+def speed(stack: ExitStack, asked: argparse.Namespace) -> None:
     """Print blocks a second, then searches a second."""
     sizes = (asked.layers, asked.hidden, asked.length, 30592)
     drawn = np.random.default_rng(1)
     lengths = drawn.integers(asked.length // 4, asked.length + 1, asked.blocks)
     rows = [drawn.integers(5, 30000, length) for length in lengths]
-    own = encoder(*sizes)
+    own = encoder(stack, *sizes)
     contenders: dict[str, Callable[[], object]] = {
         "blocks, lmcore": lambda: own.blocks(rows, batch=asked.batch)
     }
@@ -249,7 +259,8 @@ def main() -> None:
     asked = parse(parser, layers=1, hidden=64, length=32, blocks=8, vectors=500, turns=1)
     check(asked)
     if asked.part == "speed":
-        speed(asked)
+        with ExitStack() as stack:
+            speed(stack, asked)
     elif asked.run is None or asked.index is None:
         parser.error("`quality` needs a run and its index")
     else:

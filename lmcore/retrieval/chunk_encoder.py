@@ -21,8 +21,15 @@ from lmcore.conversion.loading.checkpoint_tokenizer import NO_CHOICE
 from lmcore.families.bert.model import Bert
 from lmcore.families.ict.model import Biencoder
 from lmcore.families.ict.samples import text_vocabulary
+from lmcore.generation.weights.fix import fix_layers
 from lmcore.model.family import family_of
-from lmcore.retrieval.encoder import PaddedRows, TextEncoder, read_encoder, weights_fingerprint
+from lmcore.retrieval.encoder import (
+    TYPICAL_TOKENS,
+    PaddedRows,
+    TextEncoder,
+    read_encoder,
+    weights_fingerprint,
+)
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -138,14 +145,14 @@ class MeanOfStates:
         longest: int,
     ) -> None:
         self._model, self._tokenizer, self._execution = model, tokenizer, execution
+        self._weights = weights_fingerprint(tokenizer, model.named_parameters())
         self._vocabulary = text_vocabulary(tokenizer)
         self._longest = min(longest, model.shape.max_position_embeddings)
         self.checkpoint, self.size = checkpoint, model.shape.hidden_size
 
     def fingerprint(self) -> str:
         """Return a hash of weights, tokenizer and length."""
-        weights = weights_fingerprint(self._tokenizer, self._model.named_parameters())
-        return _hash(weights, self._longest)
+        return _hash(self._weights, self._longest)
 
     def chunks(self, texts: Sequence[str], *, batch: int) -> Float32:
         """Return the vectors of texts; see `ChunkEncoder`."""
@@ -279,7 +286,11 @@ def load_chunk_encoder(
             )
 
     model, tokenizer, execution = read_encoder(path, runtime, require, choice=choice, extra=extra)
+    found: ChunkEncoder
     if isinstance(model, Biencoder):
-        return IctChunks(TextEncoder(model, tokenizer, execution, path), longest)
-    assert isinstance(model, Bert)
-    return MeanOfStates(model, tokenizer, execution, path, longest)
+        found = IctChunks(TextEncoder(model, tokenizer, execution, path), longest)
+    else:
+        assert isinstance(model, Bert)
+        found = MeanOfStates(model, tokenizer, execution, path, longest)
+    fix_layers(model, runtime, TYPICAL_TOKENS)
+    return found

@@ -21,6 +21,7 @@ from lmcore.families.ict.model import Biencoder
 from lmcore.families.ict.samples import text_vocabulary
 from lmcore.generation.load import allocate, open_checkpoint
 from lmcore.generation.text_model import Execution
+from lmcore.generation.weights.fix import fix_layers
 from lmcore.model.family import family_of
 
 if TYPE_CHECKING:
@@ -36,9 +37,18 @@ if TYPE_CHECKING:
     Int64 = npt.NDArray[np.int64]
     Float32 = npt.NDArray[np.float32]
 
-__all__ = ["PaddedRows", "TextEncoder", "load_encoder", "read_encoder", "weights_fingerprint"]
+__all__ = [
+    "TYPICAL_TOKENS",
+    "PaddedRows",
+    "TextEncoder",
+    "load_encoder",
+    "read_encoder",
+    "weights_fingerprint",
+]
 
 _NONE: Mapping[str, TokenizerFactory] = MappingProxyType({})
+TYPICAL_TOKENS = 4096
+"""Tokens of a pass, for the choice of kernels."""
 _STEP = 8
 """Tokens to whose multiples batches are padded, so that kernels see few sizes."""
 
@@ -68,6 +78,7 @@ class TextEncoder:
             ConfigError: The tokenizer lacks a special token.
         """
         self._model, self._execution = model, execution
+        self._fingerprint = weights_fingerprint(tokenizer, model.named_parameters())
         self.tokenizer, self.checkpoint = tokenizer, checkpoint
         self.vocabulary = text_vocabulary(tokenizer)
         self.longest = model.shape.max_position_embeddings
@@ -75,7 +86,7 @@ class TextEncoder:
 
     def fingerprint(self) -> str:
         """Return a hash of the weights of both encoders and of the tokenizer."""
-        return weights_fingerprint(self.tokenizer, self._model.named_parameters())
+        return self._fingerprint
 
     def questions(self, texts: Sequence[str], *, batch: int = 64) -> Float32:
         """Return the vectors of questions, [N, P].
@@ -208,7 +219,9 @@ def load_encoder(
 
     model, tokenizer, execution = read_encoder(path, runtime, require, choice=choice, extra=extra)
     assert isinstance(model, Biencoder)
-    return TextEncoder(model, tokenizer, execution, path)
+    encoder = TextEncoder(model, tokenizer, execution, path)
+    fix_layers(model, runtime, TYPICAL_TOKENS)
+    return encoder
 
 
 def read_encoder(

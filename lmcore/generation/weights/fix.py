@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from lmcore.contract.device import Device
     from lmcore.contract.generation_kernels import Projection
     from lmcore.contract.precision.policy import PrecisionPolicy
-    from lmcore.families.protocol import CausalLM
+    from lmcore.families.protocol import CausalLM, Model
     from lmcore.runtime.runtime import Runtime
 
-__all__ = ["device_attention", "fix_weights"]
+__all__ = ["device_attention", "fix_layers", "fix_weights"]
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +91,34 @@ def fix_weights(
             hint="use `--precision bf16`",
         )
     fixed = _Fixed(runtime.device, dtype, rows, quantization)
+    _fix_layers(model, fixed, divided=divided)
+    head = model.head_weight if model.part.head else None
+    for module in model.modules():
+        if isinstance(module, Embedding) and module.of_tokens and module.weight is not head:
+            _cast_table(module, dtype)
+    if model.part.head:
+        _fix_head(model, fixed)
+    fixed.report(policy.name, runtime.rank.world_size)
+    _shorten_lookups(model)
+    return Execution.on(runtime.device, policy.context if dtype is None else nullcontext)
+
+
+def fix_layers(model: Model, runtime: Runtime, rows: int) -> None:
+    """Put the weights of the layers of a loaded encoder in the layout of the device.
+
+    A precision that casts the factors of products keeps its own.  The model cannot be trained
+    afterwards, and its projections have no `weight` if the device has a copy in another layout.
+
+    Args:
+        model: Model on the run's device and in evaluation mode.
+        runtime: Device and precision.
+        rows: Usual number of rows of a product: the tokens of a pass.
+    """
+    if _narrow_dtype(runtime.precision) is None:
+        _fix_layers(model, _Fixed(runtime.device, None, rows, None), divided=False)
+
+
+def _fix_layers(model: Model, fixed: _Fixed, *, divided: bool) -> None:
     for name, module in model.named_modules():
         if isinstance(module, CrossAttention):
             _fix_cross_attention(module, fixed, name, divided=divided)
@@ -98,17 +126,6 @@ def fix_weights(
             _fix_attention(module, fixed, name, divided=divided)
         elif isinstance(module, FeedForward):
             _fix_feed_forward(module, fixed, name, divided=divided)
-        elif (
-            isinstance(module, Embedding)
-            and module.of_tokens
-            and not (model.part.head and module.weight is model.head_weight)
-        ):
-            _cast_table(module, dtype)
-    if model.part.head:
-        _fix_head(model, fixed)
-    fixed.report(policy.name, runtime.rank.world_size)
-    _shorten_lookups(model)
-    return Execution.on(runtime.device, policy.context if dtype is None else nullcontext)
 
 
 @contextmanager
