@@ -78,7 +78,7 @@ def encoder(stack: ExitStack, layers: int, hidden: int, length: int, vocabulary:
         path = Path(folder) / "vocab.txt"
         path.write_text("\n".join(words), encoding="utf-8")
         tokenizer = build_tokenizer("BertWordPieceLowerCase", vocab_file=str(path))
-    found = TextEncoder(model.eval(), tokenizer, PLAIN, Path())
+        found = TextEncoder(model.eval(), tokenizer, PLAIN, Path())
     fix_layers(model, runtime, TYPICAL_TOKENS)
     return found
 
