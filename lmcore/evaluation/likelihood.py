@@ -1,8 +1,8 @@
 """`Likelihoods`: log-probabilities of tokens after a context, many together.
 
 Requests of similar length are one pass; logits are computed at the tokens that are asked for alone.
-A context that several answers follow is computed once: its keys and values are in a cache, and all
-answers are one more pass over it.
+A context that several answers follow is computed once, if the model's cache allows it: its keys and
+values are in the cache, and all answers are one more pass over it.
 
 The passes follow from the requests and the tokens of a pass, not from the order of the requests.
 Shapes: B sequences of a pass, S tokens, H hidden, N tokens that are asked for, V vocabulary.
@@ -21,11 +21,10 @@ from torch import Tensor
 
 from lmcore.base.errors import RunError
 from lmcore.evaluation.score import LogLikelihood
-from lmcore.generation.text_model import compute_dtype
+from lmcore.generation.text_model import BranchingCache, compute_dtype
 
 if TYPE_CHECKING:
     from lmcore.generation.load import LoadedModel
-    from lmcore.generation.text_model import TextCache
 
 __all__ = ["DEFAULT_TOKENS", "Likelihoods", "Scored"]
 
@@ -71,7 +70,7 @@ class Likelihoods:
         self._model, self._execution, self._tokens = loaded.model, loaded.execution, tokens
         self._vocab_size = loaded.tokenizer.vocab_size
         self.positions = loaded.model.shape.max_position_embeddings
-        self._cache: TextCache | None = None
+        self._cache: BranchingCache | None = None
 
     def of(
         self,
@@ -93,10 +92,13 @@ class Likelihoods:
         for number, request in enumerate(requests):
             if number not in known:
                 contexts.setdefault(request.context, []).append(number)
-        shared = [held for held in contexts.values() if len(held) > 1]
-        alone = [held[0] for held in contexts.values() if len(held) == 1]
         found = dict(known)
         with self._execution.passes():
+            cache = self._model.new_cache(compute_dtype(self._model))
+            self._cache = cache if isinstance(cache, BranchingCache) else None
+            least = 2 if self._cache is not None else len(requests) + 1
+            shared = [held for held in contexts.values() if len(held) >= least]
+            alone = [one for held in contexts.values() if len(held) < least for one in held]
             for numbers in self._passes(requests, alone):
                 made = self._alone(requests, numbers)
                 found |= made
@@ -173,7 +175,9 @@ class Likelihoods:
     ) -> dict[int, LogLikelihood]:
         """Return the log-likelihoods of answers to some contexts, of two passes."""
         contexts = [requests[group[0]].context for group in groups]
-        cache = self._reserved(len(contexts), max(map(len, contexts)))
+        cache = self._cache
+        assert cache is not None
+        cache.reserve(len(contexts), max(map(len, contexts)))
         slots = list(range(len(contexts)))
         view = cache.first_tokens(slots, len(contexts[0]))
         hidden_BSH = self._model(self._padded(contexts), view)
@@ -209,12 +213,6 @@ class Likelihoods:
                 before.logprob + one.logprob, before.greedy and one.greedy, 1 + one.tokens
             )
         return found
-
-    def _reserved(self, slots: int, capacity: int) -> TextCache:
-        if self._cache is None:
-            self._cache = self._model.new_cache(compute_dtype(self._model))
-        self._cache.reserve(slots, capacity)
-        return self._cache
 
     def _padded(self, inputs: Sequence[Sequence[int]]) -> Tensor:
         """Return token ids of sequences, padded at the end, to which no other token attends."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PLAIN",
+    "BranchingCache",
     "Execution",
     "SourceCache",
     "TextCache",
@@ -109,6 +110,11 @@ class TextCache(Protocol):
     def next_tokens(self, lengths: Sequence[int]) -> Any:
         """Return the view for one more token of each sequence of the first slots."""
         ...
+
+
+@runtime_checkable
+class BranchingCache(TextCache, Protocol):
+    """Cache whose sequences may have several continuations each."""
 
     def branches(self, slots: Sequence[int], lengths: Sequence[int], width: int) -> Any:
         """Return the view for continuations of sequences, which are not extended by them."""

@@ -216,6 +216,7 @@ SPECIAL: Mapping[str, str] = {
     "mask_prob": "only BERT's samples have it: tests/unit/families/bert",
     "short_seq_prob": "as mask_prob",
     "decoder_seq_length": "only T5's samples have it: tests/unit/families/t5",
+    "pipeline_model_parallel_split_rank": "only T5 has it: test_t5.py",
     **dict.fromkeys(
         (
             "retro_encoder_hidden_dropout",

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lmcore.model.family import named_family
-
 if TYPE_CHECKING:
     from lmcore.config.section import Config
 
@@ -21,8 +19,12 @@ def pipeline_split(config: Config) -> int:
     """
     sizes, model = config.parallel, config.model
     size = sizes.pipeline_model_parallel_size
+    if size == 1:
+        return 0
+    from lmcore.model.family import named_family  # other runs need no families
+
     family = named_family(model.model_family or "")
-    if size == 1 or family is None or family.stacks is None or not family.pipelines:
+    if family is None or family.stacks is None or not family.pipelines:
         return 0
     split = sizes.pipeline_model_parallel_split_rank
     return size // 2 if split is None else split

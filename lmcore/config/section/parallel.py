@@ -79,6 +79,7 @@ class ParallelSection:
         None,
         "First process of the pipeline with layers of the decoder of an encoder-decoder model; "
         "default: half of the pipeline's size.",
+        minimum=0,
         on_resume=FREE,
         needs=_SPLIT,
     )

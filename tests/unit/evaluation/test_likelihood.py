@@ -124,3 +124,12 @@ def test_weights_that_are_not_finite(loaded: Callable[..., LoadedModel]) -> None
         model.model.final_norm.weight[0] = torch.nan
     with pytest.raises(RunError, match="logits are not finite"):
         Likelihoods(model).of(asked(4))
+
+
+def test_a_cache_without_branches(
+    loaded: Callable[..., LoadedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A family of a plugin may have another cache: each request is computed alone."""
+    model, requests = loaded(), asked()
+    monkeypatch.setattr(model.model, "new_cache", lambda _dtype: object())
+    close(Likelihoods(model).of(requests), [alone(model, one) for one in requests])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import threading
+import multiprocessing
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -272,13 +272,13 @@ def test_two_at_once(project: Project, tmp_path: Path, indexed: IndexedDataset) 
     """Two that work on one project at once end with the files of one."""
     project.find()
     both = [Project(tmp_path / "both", indexed, Hashed()) for _ in range(2)]
-    found: list[Neighbours] = []
-    threads = [threading.Thread(target=lambda one=one: found.append(one.find())) for one in both]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert len(found) == 2
+    fork = multiprocessing.get_context("fork")
+    processes = [fork.Process(target=one.find) for one in both]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0, 0]
     assert files(tmp_path / "both") == files(project.path)
 
 
