@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -11,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from lmcore.base.durable import write_atomically
-from lmcore.base.errors import ConfigError, printable
+from lmcore.base.errors import ConfigError, printable, suggestion
 from lmcore.cli.loading import (
     LoadingSection,
     ProcessPlan,
@@ -32,11 +34,14 @@ if TYPE_CHECKING:
     from lmcore.config.plugin_section import PluginSettings
     from lmcore.evaluation.journal import Journal
     from lmcore.evaluation.run import TaskProgress, TaskResult
+    from lmcore.evaluation.score import Metric
     from lmcore.evaluation.task import Task
     from lmcore.generation.load import LoadedModel
     from lmcore.plugin import PluginSet
 
 __all__ = ["EvaluateSection", "run"]
+
+logger = logging.getLogger(__name__)
 
 _EPILOG = """\
 The scores are defined in docs/reference/tasks.md.  `--list` lists the tasks and their files.
@@ -109,9 +114,12 @@ def run(argv: list[str]) -> int:
         _list()
         return 0
     wanted = _wanted(section)
-    for path in (section.output, section.examples):
+    outputs = {"--output": section.output, "--examples": section.examples}
+    for flag, path in outputs.items():
         if path is not None:
-            check_output_file(Path(path))
+            check_output_file(Path(path), flag)
+    if section.output is not None and section.output == section.examples:
+        raise ConfigError("`--output` and `--examples` name the same file", hint="give two files")
     checkpoints = [require_checkpoint(Path(one), section.ckpt_step) for one in section.checkpoints]
     plan = plan_processes(section, plugins)
 
@@ -136,6 +144,7 @@ def _wanted(section: EvaluateSection) -> list[tuple[Task, list[Path]]]:
         ConfigError, DataError: The options contradict each other, or files are missing.
     """
     from lmcore.evaluation.files import find_files
+    from lmcore.evaluation.score import METRICS
     from lmcore.evaluation.task import Task, named_tasks
     from lmcore.evaluation.tasks import TASKS
     from lmcore.evaluation.tasks.language import plain_text
@@ -143,9 +152,18 @@ def _wanted(section: EvaluateSection) -> list[tuple[Task, list[Path]]]:
     if not section.checkpoints:
         raise ConfigError(
             "`lmcore evaluate` needs a checkpoint",
+            why="paths after `--task` and `--task-data` are taken as their values",
             hint="`lmcore evaluate runs/my-run --task lambada --task-data evals`",
         )
     tasks = named_tasks(section.task, TASKS)
+    for task in tasks:
+        unknown = [name for name in task.metrics if name not in METRICS]
+        if unknown or isinstance(task.metrics, str):
+            raise ConfigError(
+                f"the task `{task.name}` has no metric `{unknown[0] if unknown else task.metrics}`",
+                why="`metrics` is a list of names" if isinstance(task.metrics, str) else None,
+                hint=suggestion("" if isinstance(task.metrics, str) else unknown[0], METRICS),
+            )
     places = _places(section.task_data, [task.name for task in tasks])
     found = [(task, find_files(task, _place(task, places))) for task in tasks]
     if section.text is not None:
@@ -229,13 +247,15 @@ def _evaluate(
                         why="the tasks ask for the probabilities of a text's own continuation",
                         hint="give a GPT or Llama model",
                     )
+                if getattr(loaded.model, "answers", None) is False:
+                    logger.warning("the model reads neighbours, and is scored without any")
                 results = _results(section, loaded, wanted, journal)
             found.append((checkpoint, results))
             if examples is not None:
                 examples.writelines(_example_lines(checkpoint, results))
     if plan.rank.rank:
         return
-    content = json.dumps(_report(found), indent=2)
+    content = json.dumps(_report(found), indent=2, allow_nan=False)
     if section.output is not None:
         write_atomically(Path(section.output), (content + "\n").encode())
     if journal is not None:
@@ -309,11 +329,19 @@ def _report(found: Sequence[tuple[Path, list[TaskResult]]]) -> dict[str, object]
                 "examples": len(result.examples),
                 "cut_contexts": result.cut,
                 "seconds": round(result.seconds, 3),
-                "metrics": {name: dataclasses.asdict(one) for name, one in result.metrics.items()},
+                "metrics": {name: _finite(one) for name, one in result.metrics.items()},
             }
             for result in results
         }
         for checkpoint, results in found
+    }
+
+
+def _finite(metric: Metric) -> dict[str, float | None]:
+    """Return the fields of a metric; null, which JSON has, for what is not finite."""
+    return {
+        name: value if value is None or math.isfinite(value) else None
+        for name, value in dataclasses.asdict(metric).items()
     }
 
 

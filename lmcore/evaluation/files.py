@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lmcore.base.errors import DataError, counted
+from lmcore.base.errors import DataError, LmcoreError, counted
 from lmcore.data.input.compression import open_text
-from lmcore.evaluation.task import Example, Task
+from lmcore.evaluation.task import Choices, Continued, Example, Task, Text
 
 __all__ = ["Row", "examples_of", "find_files", "json_rows", "read_text"]
 
@@ -173,6 +173,8 @@ def find_files(task: Task, data: Path) -> list[Path]:
     """
     if data.is_file():
         return [data]
+    if not task.files:
+        raise DataError(f"there is no file `{data}`", hint="give the path of a file")
     for pattern in task.files:
         found = sorted(one for one in data.glob(pattern) if one.is_file())
         if found:
@@ -198,8 +200,45 @@ def examples_of(task: Task, files: Sequence[Path]) -> list[Example]:
     Raises:
         DataError: A file cannot be read, has another layout, or there are no examples.
     """
-    found = [example for path in files for example in task.examples(path)]
+    found: list[Example] = []
+    try:
+        for path in files:
+            found += task.examples(path)
+    except LmcoreError:
+        raise
+    except Exception as error:
+        raise DataError(
+            f"the task `{task.name}` fails after {counted(len(found), 'example')}",
+            why=f"{type(error).__name__}: {error}",
+            hint="look at its function `examples`",
+        ) from error
+    for number, example in enumerate(found, 1):
+        _require_example(example, f"example {number} of the task `{task.name}`")
     if not found:
         listed = ", ".join(f"`{path}`" for path in files)
         raise DataError(f"{listed} has no examples of the task `{task.name}`", why="it is empty")
     return found
+
+
+def _require_example(example: object, where: str) -> None:
+    """Raise a `DataError` if a task, which a user may have written, made something else."""
+    if not isinstance(example, Text | Continued | Choices):
+        raise DataError(
+            f"{where} is no example",
+            why=f"it is a `{type(example).__name__}`",
+            hint="make a `Text`, a `Continued` or a `Choices`",
+        )
+    if not isinstance(example, Choices):
+        return
+    count = len(example.choices)
+    if not 0 <= example.gold < count:
+        raise DataError(
+            f"{where} has a label outside the set",
+            why=f"it is choice {example.gold} of {counted(count, 'choice')}, counted from 0",
+        )
+    if len(example.contexts) not in {1, count}:
+        raise DataError(
+            f"{where} has {counted(len(example.contexts), 'context')} "
+            f"for {counted(count, 'choice')}",
+            hint="give one context, or one for each choice",
+        )

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from lmcore.base.errors import RunError
 from lmcore.evaluation.score import LogLikelihood
-from lmcore.generation.text_model import BranchingCache, compute_dtype
+from lmcore.generation.text_model import BranchingCache, SourceCache, compute_dtype
 
 if TYPE_CHECKING:
     from lmcore.generation.load import LoadedModel
@@ -95,7 +95,9 @@ class Likelihoods:
         found = dict(known)
         with self._execution.passes():
             cache = self._model.new_cache(compute_dtype(self._model))
-            self._cache = cache if isinstance(cache, BranchingCache) else None
+            # Without its source, a decoder that reads one beside the text has no cache.
+            if isinstance(cache, BranchingCache) and not isinstance(cache, SourceCache):
+                self._cache = cache
             least = 2 if self._cache is not None else len(requests) + 1
             shared = [held for held in contexts.values() if len(held) >= least]
             alone = [one for held in contexts.values() if len(held) < least for one in held]
@@ -163,7 +165,8 @@ class Likelihoods:
             answers = sum(map(len, both))
             # The keys of a context are copied for each answer to it.
             size = max(longest * len(both), answers * targets, answers * (longest + targets) // 4)
-            if held and size > self._tokens:
+            # Padding of the answer to the longest context must have positions, too.
+            if held and (size > self._tokens or longest + targets - 1 > self.positions):
                 yield held
                 both = [group]
             held = both

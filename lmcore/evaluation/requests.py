@@ -104,6 +104,7 @@ class RequestMaker:
             raise DataError(
                 f"an answer has {len(targets)} tokens",
                 why=f"the model has {self.positions} positions",
+                hint="leave the task out, or use a model with more positions",
             )
         context = list(context) or [self._first]
         most = self.positions - len(targets) + 1

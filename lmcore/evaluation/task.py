@@ -144,9 +144,19 @@ def named_tasks(names: Sequence[str], known: Sequence[Task]) -> list[Task]:
             wanted.append(name)
             continue
         for task in _tasks_of_file(Path(name)):
+            if task.name in by_name:
+                raise ConfigError(
+                    f"the task `{task.name}` of `{name}` has the name of another task",
+                    hint="give it another name",
+                )
             by_name[task.name] = task
             wanted.append(task.name)
     for name in wanted:
+        if name not in by_name and Path(name).exists():
+            raise ConfigError(
+                f"there is no task `{name}`, which is a path",
+                hint="give checkpoints before `--task`, and tasks of your own as a Python file",
+            )
         if name not in by_name:
             raise ConfigError(
                 f"there is no task `{name}`",

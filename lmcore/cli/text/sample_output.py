@@ -121,13 +121,13 @@ class PlainOutput:
         self.stream.flush()
 
 
-def check_output_file(path: Path) -> None:
+def check_output_file(path: Path, flag: str = "--sample-output-file") -> None:
     """Raise `ConfigError` where *path* cannot become a file; costs nothing and comes first."""
     if path.is_dir():
-        raise ConfigError(f"`--sample-output-file {path}` is a directory", hint="name a file")
+        raise ConfigError(f"`{flag} {path}` is a directory", hint="name a file")
     if not path.parent.is_dir():
         raise ConfigError(
-            f"`--sample-output-file {path}`: no such directory: `{path.parent}`",
+            f"`{flag} {path}`: no such directory: `{path.parent}`",
             hint=f"run `mkdir -p {path.parent}`",
         )
 

@@ -19,6 +19,7 @@ __all__ = ["CHOICES"]
 
 _METRICS = ("acc", "acc_norm")
 _LETTERS = "ABCDEFGHIJ"
+_RACE = ("test/*/*.txt", "dev/*.txt", "dev/*/*.txt")
 
 
 def _question(context: str, answers: Sequence[str], gold: int, row: Row) -> Choices:
@@ -196,7 +197,10 @@ CHOICES = (
     Task(
         "race",
         "Questions about an article, of English examinations.",
-        tuple(f"[Rr][Aa][Cc][Ee]*/{one}" for one in ("test/*/*.txt", "dev/*.txt", "dev/*/*.txt")),
+        (
+            *(f"[Rr][Aa][Cc][Ee]*/{one}" for one in _RACE),
+            *_RACE,
+        ),
         _race,
         ("acc", "acc_norm"),
         "the release of RACE, a folder with `test/high/*.txt` and `test/middle/*.txt`",

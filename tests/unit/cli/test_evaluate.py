@@ -159,6 +159,27 @@ def test_wrong_flags(runs: Path, flags: list[str], message: str) -> None:
         call(runs, *flags)
 
 
+def test_wrong_outputs(runs: Path, tmp_path: Path) -> None:
+    flags = ["--text", str(runs / "book.txt")]
+    with pytest.raises(ConfigError, match=r"`--output .*: no such directory"):
+        call(runs, *flags, "--output", str(tmp_path / "nothing" / "a.json"))
+    same = str(tmp_path / "a")
+    with pytest.raises(ConfigError, match="name the same file"):
+        call(runs, *flags, "--output", same, "--examples", same)
+    with pytest.raises(DataError, match="there is no file"):
+        call(runs, "--text", str(tmp_path / "nothing.txt"))
+
+
+def test_a_metric_misspelt(runs: Path, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(
+        "from lmcore.evaluation.task import Task\n"
+        "MINE = Task('mine', 'Mine.', ('mine.jsonl',), list, ('acc_nrm',), 'me')\n"
+    )
+    with pytest.raises(ConfigError, match="has no metric `acc_nrm`") as caught:
+        call(runs, "--task", str(tmp_path / "own.py"), "--task-data", str(tmp_path))
+    assert "`acc_norm`" in str(caught.value.hint)
+
+
 def test_nothing_to_evaluate() -> None:
     with pytest.raises(ConfigError, match="needs a checkpoint"):
         run(["--text", "a.txt"])

@@ -133,3 +133,13 @@ def test_a_cache_without_branches(
     model, requests = loaded(), asked()
     monkeypatch.setattr(model.model, "new_cache", lambda _dtype: object())
     close(Likelihoods(model).of(requests), [alone(model, one) for one in requests])
+
+
+def test_long_contexts_beside_long_answers(loaded: Callable[..., LoadedModel]) -> None:
+    """A long context with short answers and a short one with long answers are two passes."""
+    long, short = tuple(range(1, 30)), tuple(range(40, 60))
+    requests = [Scored(long, (1, 2)), Scored(long, (3,))]
+    requests += [Scored(short, tuple(range(12))), Scored(short, (5,))]
+    model = loaded()
+    assert model.model.shape.max_position_embeddings == 32
+    close(Likelihoods(model).of(requests), [alone(model, one) for one in requests])

@@ -265,3 +265,39 @@ def test_wrong_files_of_the_user(tmp_path: Path, content: str | None, message: s
         (tmp_path / "own.py").write_text(content)
     with pytest.raises(ConfigError, match=message):
         named_tasks([str(tmp_path / "own.py")], TASKS)
+
+
+@pytest.mark.parametrize(
+    "made,message",
+    [
+        ("Choices(('a',), (' b', ' c'), 7)", "example 1 of .* has a label outside the set"),
+        ("Choices(('a',), (' b', ' c'), -1)", "example 1 of .* has a label outside the set"),
+        ("Choices(('a', 'b'), (' b', ' c', ' d'), 0)", "has 2 contexts for 3 choices"),
+        ("5", "example 1 of the task `mine` is no example"),
+        ("1 / 0", "the task `mine` fails after 0 examples"),
+    ],
+)
+def test_wrong_examples_of_the_user(tmp_path: Path, made: str, message: str) -> None:
+    (tmp_path / "own.py").write_text(
+        "from lmcore.evaluation.task import Choices, Task\n"
+        f"def made(path):\n    yield {made}\n"
+        "MINE = Task('mine', 'Mine.', ('mine.jsonl',), made, ('acc',), 'me')\n"
+    )
+    (task,) = named_tasks([str(tmp_path / "own.py")], TASKS)
+    with pytest.raises(DataError, match=message):
+        examples_of(task, [tmp_path / "mine.jsonl"])
+
+
+def test_a_name_that_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN.replace('"mine"', '"lambada"'))
+    with pytest.raises(ConfigError, match="has the name of another task"):
+        named_tasks([str(tmp_path / "own.py")], TASKS)
+    with pytest.raises(ConfigError, match="which is a path"):
+        named_tasks([str(tmp_path)], TASKS)
+
+
+def test_the_folder_of_race(tmp_path: Path) -> None:
+    path = tmp_path / "test/high/1.txt"
+    path.parent.mkdir(parents=True)
+    path.write_text("x")
+    assert find_files(BY_NAME["race"], tmp_path) == [path]
