@@ -212,7 +212,7 @@ def main() -> None:
     torch.set_num_threads(asked.threads)
     has_peer = importlib.util.find_spec("lm_eval") is not None
     if not has_peer:
-        print("lm-eval-harness is not installed: lmcore alone is measured")
+        print("lm-eval: left out, not installed")
     from lmcore.evaluation.files import find_files
     from lmcore.evaluation.tasks import TASKS
 

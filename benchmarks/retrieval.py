@@ -146,7 +146,7 @@ def speed(stack: ExitStack, asked: argparse.Namespace) -> None:
     try:
         other = peer(*sizes)
     except ImportError:
-        print("transformers: left out, not installed", file=sys.stderr)
+        print("blocks, transformers sorted: left out, not installed", file=sys.stderr)
     else:
         contenders["blocks, transformers sorted"] = lambda: peer_vectors(other, rows, asked.batch)
     rates(contenders, asked.blocks, asked.turns)

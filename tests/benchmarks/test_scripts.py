@@ -129,7 +129,7 @@ TABLES = (
         "evaluate",
         "--vocab-file {vocab} --merge-file {merges}",
         rows=tuple(
-            f"{one}, lmcore" for one in ("wikitext2", "lambada_strict", "arc_easy", "openbookqa")
+            f"{one}, lmcore:" for one in ("wikitext2", "lambada_strict", "arc_easy", "openbookqa")
         ),
         peers=("lm-eval",),
     ),
