@@ -120,9 +120,9 @@ def _pipelined(placed: ParallelModel, batches: list[Batch]) -> list[Tensor]:
     for module in pipeline.modules:
         module.taken = 0
     schedule.step(return_outputs=False, **target)
-    ends = placed.mesh.pipeline_ends
-    tied = [one.source.grad for one in placed.parameters if one.name == "token_embedding.weight"]
-    all_reduce_coalesced([one for one in tied if one is not None], ends)
+    for holders, axis in placed._shared.items():
+        tied = [one.source.grad for one in placed.parameters if one.holders == holders]
+        all_reduce_coalesced([one for one in tied if one is not None], axis)
     losses: list[Tensor] = pipeline._losses
     return losses
 
