@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from lmcore.base.durable import write_atomically
-from lmcore.base.errors import ConfigError, printable, suggestion
+from lmcore.base.errors import ConfigError, printable
 from lmcore.cli.loading import (
     LoadingSection,
     ProcessPlan,
@@ -144,7 +144,7 @@ def _wanted(section: EvaluateSection) -> list[tuple[Task, list[Path]]]:
         ConfigError, DataError: The options contradict each other, or files are missing.
     """
     from lmcore.evaluation.files import find_files
-    from lmcore.evaluation.score import METRICS
+    from lmcore.evaluation.score import check_metrics
     from lmcore.evaluation.task import Task, named_tasks
     from lmcore.evaluation.tasks import TASKS
     from lmcore.evaluation.tasks.language import plain_text
@@ -157,13 +157,7 @@ def _wanted(section: EvaluateSection) -> list[tuple[Task, list[Path]]]:
         )
     tasks = named_tasks(section.task, TASKS)
     for task in tasks:
-        unknown = [name for name in task.metrics if name not in METRICS]
-        if unknown or isinstance(task.metrics, str):
-            raise ConfigError(
-                f"the task `{task.name}` has no metric `{unknown[0] if unknown else task.metrics}`",
-                why="`metrics` is a list of names" if isinstance(task.metrics, str) else None,
-                hint=suggestion("" if isinstance(task.metrics, str) else unknown[0], METRICS),
-            )
+        check_metrics(task)
     places = _places(section.task_data, [task.name for task in tasks])
     found = [(task, find_files(task, _place(task, places))) for task in tasks]
     if section.text is not None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from lmcore.base.errors import ConfigError, DataError, counted
 from lmcore.evaluation.files import examples_of
 from lmcore.evaluation.journal import Journal, requests_key
-from lmcore.evaluation.likelihood import Likelihoods
+from lmcore.evaluation.likelihood import Likelihoods, Scored
 from lmcore.evaluation.requests import RequestMaker
 from lmcore.evaluation.score import LogLikelihood, Metric, Score, metrics_of, score_of
 from lmcore.evaluation.task import Choices, Example, Task
@@ -20,7 +20,7 @@ from lmcore.evaluation.task import Choices, Example, Task
 if TYPE_CHECKING:
     from lmcore.generation.load import LoadedModel
 
-__all__ = ["TaskProgress", "TaskResult", "evaluate", "example_record"]
+__all__ = ["AskedTask", "TaskProgress", "TaskResult", "ask", "evaluate", "example_record"]
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +68,40 @@ class TaskResult:
     seconds: float
 
 
+@dataclass(frozen=True)
+class AskedTask:
+    """Examples of a task, and the requests for log-likelihoods that they make.
+
+    Attributes:
+        task: The task.
+        examples: Its examples.
+        requests: Requests of all examples, in order.
+        counts: Number of requests of each example.
+        cut: Number of contexts that were cut, since the model has too few positions.
+    """
+
+    task: Task
+    examples: Sequence[Example]
+    requests: Sequence[Scored]
+    counts: Sequence[int]
+    cut: int
+
+    def result(self, found: Sequence[LogLikelihood], seconds: float) -> TaskResult:
+        """Return the scores.
+
+        Args:
+            found: Log-likelihood of each request.
+            seconds: Time of the model's passes.
+        """
+        left = iter(found)
+        scores = [
+            score_of(example, [next(left) for _ in range(count)])
+            for example, count in zip(self.examples, self.counts, strict=True)
+        ]
+        metrics = metrics_of(self.task.metrics, scores)
+        return TaskResult(self.task, self.examples, scores, metrics, self.cut, seconds)
+
+
 def evaluate(
     loaded: LoadedModel,
     task: Task,
@@ -106,22 +140,8 @@ def evaluate(
             hint=f"use `--stride {model.positions}` or less",
         )
     maker = RequestMaker(loaded.tokenizer, model.positions, stride or model.positions)
-    examples = examples_of(task, files)[:limit]
-    asked = []
-    for number, example in enumerate(examples, 1):
-        try:
-            asked.append(maker.of(example))
-        except DataError as error:
-            what = f"example {number} of the task `{task.name}`: {error.what}"
-            raise DataError(what, why=error.why, hint=error.hint) from error
-    if maker.cut:
-        logger.warning(
-            "%s of %s: the model has %d positions, and the beginning of their context is left out",
-            counted(maker.cut, "request"),
-            task.name,
-            model.positions,
-        )
-    requests = [one for each in asked for one in each]
+    asked = ask(task, files, maker, limit)
+    requests = asked.requests
     key = "" if journal is None else requests_key(_identity(loaded), requests)
     known = {} if journal is None else journal.known(key)
     count, begin = 0, time.perf_counter()
@@ -134,14 +154,43 @@ def evaluate(
         total = len(requests) - len(known)
         progress(TaskProgress(task.name, count, total, time.perf_counter() - begin))
 
-    found = iter(model.of(requests, done, known))
-    scores = [
-        score_of(example, [next(found) for _ in each])
-        for example, each in zip(examples, asked, strict=True)
-    ]
-    seconds = time.perf_counter() - begin
-    metrics = metrics_of(task.metrics, scores)
-    return TaskResult(task, examples, scores, metrics, maker.cut, seconds)
+    found = model.of(requests, done, known)
+    return asked.result(found, time.perf_counter() - begin)
+
+
+def ask(
+    task: Task, files: Sequence[Path], maker: RequestMaker, limit: int | None = None
+) -> AskedTask:
+    """Return the examples of a task with their requests.
+
+    Args:
+        task: The task.
+        files: Files of the task.
+        maker: Makes the requests, by the model's tokenizer and positions.
+        limit: Number of examples that are taken from the beginning; None: all.
+
+    Raises:
+        DataError: A file has another layout, or an example has nothing to predict.
+    """
+    examples = examples_of(task, files)[:limit]
+    asked = []
+    cut = maker.cut
+    for number, example in enumerate(examples, 1):
+        try:
+            asked.append(maker.of(example))
+        except DataError as error:
+            what = f"example {number} of the task `{task.name}`: {error.what}"
+            raise DataError(what, why=error.why, hint=error.hint) from error
+    cut = maker.cut - cut
+    if cut:
+        logger.warning(
+            "%s of %s: the model has %d positions, and the beginning of their context is left out",
+            counted(cut, "request"),
+            task.name,
+            maker.positions,
+        )
+    requests = [one for each in asked for one in each]
+    return AskedTask(task, examples, requests, [len(each) for each in asked], cut)
 
 
 def _identity(loaded: LoadedModel) -> str:

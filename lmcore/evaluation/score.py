@@ -9,9 +9,18 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from lmcore.evaluation.task import Choices, Continued, Example, Text
+from lmcore.base.errors import ConfigError, suggestion
+from lmcore.evaluation.task import Choices, Continued, Example, Task, Text
 
-__all__ = ["METRICS", "LogLikelihood", "Metric", "Score", "metrics_of", "score_of"]
+__all__ = [
+    "METRICS",
+    "LogLikelihood",
+    "Metric",
+    "Score",
+    "check_metrics",
+    "metrics_of",
+    "score_of",
+]
 
 
 @dataclass(frozen=True)
@@ -94,6 +103,21 @@ def score_of(example: Example, likelihoods: Sequence[LogLikelihood]) -> Score:
     best, by_length = (max(range(len(held)), key=values.__getitem__) for values in (plain, divided))
     correct = {"acc": float(best == example.gold), "acc_norm": float(by_length == example.gold)}
     return Score(held, best, by_length, correct)
+
+
+def check_metrics(task: Task) -> None:
+    """Raise unless there are all metrics that a task names.
+
+    Raises:
+        ConfigError: There is no such metric, or `metrics` is no list.
+    """
+    unknown = [name for name in task.metrics if name not in METRICS]
+    if unknown or isinstance(task.metrics, str):
+        raise ConfigError(
+            f"the task `{task.name}` has no metric `{unknown[0] if unknown else task.metrics}`",
+            why="`metrics` is a list of names" if isinstance(task.metrics, str) else None,
+            hint=suggestion("" if isinstance(task.metrics, str) else unknown[0], METRICS),
+        )
 
 
 def metrics_of(names: Sequence[str], scores: Sequence[Score]) -> dict[str, Metric]:
