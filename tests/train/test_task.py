@@ -243,6 +243,7 @@ TASK_CHANGES = {
         "--task-labels green blue red",
     ),
     "task_choices": ("choose", "--task-choices options query"),
+    "task_choice_tokens": ("choose", "--task-choice-tokens 3"),
     "task_valid_data": ("", "--task-valid-data {files}/train.csv"),
 }
 """Setting -> what the first run has beside the flags of a classification, and the change."""
@@ -361,3 +362,40 @@ def test_another_layout_continues(train: Any, as_ranks: Any, classify: str, layo
         wanted = [row[name] for row in whole.rows[12:] if name in row]
         found = [row[name] for row in ranks.rows if name in row]
         assert found == pytest.approx(wanted, rel=CLOSE)
+
+
+def test_regression(
+    train: Any, classify: str, bert: Any, files: Path, tokenizer: Tokenizer
+) -> None:
+    """A number is learned; the loss is the mean squared error of every row."""
+    for name in ("train", "valid"):
+        with (files / f"{name}.csv").open() as stream:
+            rows = list(csv.DictReader(stream))
+        lines = [
+            {"text": row["first"], "score": COLORS.index(row["plain"]) * 1.5 - 1} for row in rows
+        ]
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (files / f"numbers-{name}.jsonl").write_text(text)
+    flags = (
+        f"--load {bert.directory} --use-checkpoint-args --finetune --task regression --task-data"
+        f" {files}/numbers-train.jsonl --task-valid-data {files}/numbers-valid.jsonl"
+        f" --task-label score {LENGTH}"
+    )
+    run = train("run", flags, None)
+    assert run.status == 0, run.err
+    assert "task      regression\n" in run.err
+    assert "valid_regression_accuracy" not in run.summary
+    model, errors = head_of(run), []
+    for line in (files / "numbers-valid.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        tokens = torch.tensor([[2, *tokenizer.encode(row["text"])[:14], 3]])
+        with torch.no_grad():
+            states = model.hidden(tokens, torch.zeros_like(tokens))
+            number = model.task_logits(states, torch.tensor([0])).item()
+        errors.append((number - row["score"]) ** 2)
+    assert run.summary["valid_loss"] == pytest.approx(np.mean(errors), rel=1e-4)
+    assert run.summary["valid_loss"] < 0.5, "the mean alone has 1.5"
+    bad = (files / "numbers-train.jsonl").read_text().replace("0.5", "NaN", 1)
+    (files / "bad.jsonl").write_text(bad)
+    wrong = train("wrong", flags.replace("numbers-train", "bad"), None)
+    assert "bad.jsonl` line 2: the label, column `score`, is `NaN`, not a number" in wrong.err

@@ -97,11 +97,12 @@ class TaskData:
     Attributes:
         task: `--task`.
         text: Names of the columns with the text.
-        label: Name of the column with the class, or the right choice.
+        label: Name of the column with the class, the right choice, or the number.
         choices: Names of the columns with the choices; empty for a classification.
-        labels: Names of the classes; empty for multiple choice, and until the files are read.
+        labels: Names of the classes; empty for other tasks, and until the files are read.
         num_choices: Most choices of a question; 0 for a classification.
         rows: Number of rows of each part, once the files are read.
+        choice_tokens: Most tokens of a choice; None: as many as it has.
     """
 
     task: str
@@ -111,11 +112,17 @@ class TaskData:
     labels: tuple[str, ...] = ()
     num_choices: int = 0
     rows: Mapping[Part, int] = field(default_factory=dict)
+    choice_tokens: int | None = None
+
+    @property
+    def regression(self) -> bool:
+        """True if the label is a number that the head predicts."""
+        return self.task == "regression"
 
     @property
     def num_labels(self) -> int:
-        """Number of classes, or most choices of a question."""
-        return len(self.labels) or self.num_choices
+        """Number of classes, or most choices of a question; 1 for a regression."""
+        return 1 if self.regression else len(self.labels) or self.num_choices
 
 
 @dataclass(frozen=True)
@@ -213,7 +220,14 @@ def _task_sources(task: TaskSection, split: DataSplit | None) -> RunSources:
             source = DataSource(" ".join(files[part]), files=files[part])
             own[part] = Blend(option, (source,))
     choices = task.task_choices if task.task == "multiple-choice" else ()
-    found = TaskData(str(task.task), task.task_text, task.task_label, choices, task.task_labels)
+    found = TaskData(
+        str(task.task),
+        task.task_text,
+        task.task_label,
+        choices,
+        task.task_labels if task.task == "classification" else (),
+        choice_tokens=task.task_choice_tokens if choices else None,
+    )
     return RunSources(None, own, split=split, task=found)
 
 

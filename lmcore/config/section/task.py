@@ -19,8 +19,8 @@ class TaskSection:
     task: str | None = option(
         None,
         "Train a head for a task in place of the heads of pretraining: classification of texts or "
-        "pairs of texts, or multiple choice.",
-        choices=("classification", "multiple-choice"),
+        "pairs of texts, multiple choice, or regression: a number for each text or pair.",
+        choices=("classification", "multiple-choice", "regression"),
         on_resume=CHECKED,
     )
     task_data: tuple[str, ...] = option(
@@ -53,10 +53,18 @@ class TaskSection:
         on_resume=CHECKED,
         needs=_CHOICE,
     )
+    task_choice_tokens: int | None = option(
+        None,
+        "Most tokens of a choice, with the question before it; longer ones are cut at the end. "
+        "Default: cut to seq_length only.",
+        minimum=1,
+        on_resume=CHECKED,
+        needs=_CHOICE,
+    )
     task_label: str = option(
         "label",
         "Name of the column with the class; for multiple choice with the number of the right "
-        "choice from 0, its letter, its column or its text.",
+        "choice from 0, its letter, its column or its text; for regression with the number.",
         metavar="COLUMN",
         on_resume=CHECKED,
         needs=_TASK,

@@ -1,7 +1,7 @@
 """Indexed dataset of a task, and its samples in the order of training or of the files.
 
 Each row is a document: the first text, the second text or each choice, and the label, which is a
-sequence of one number.
+sequence of one number; the number of a regression is one of two, the halves of its float32.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ from lmcore.data.indexed.writer import IndexedDatasetWriter
 from lmcore.data.task.table import TaskRow, read_rows
 from lmcore.data.tokenizer import Tokenizer
 
-__all__ = ["TaskDataset", "TaskSample", "prepare_task"]
+__all__ = ["TaskDataset", "TaskSample", "prepare_task", "task_sequences"]
 
 Int64 = npt.NDArray[np.int64]
 
@@ -54,6 +54,8 @@ def prepare_task(
     """
     fingerprint = tokenizer.fingerprint()
     settings = [_VERSION, task.text, task.choices, task.label, task.labels, fingerprint]
+    settings += [["regression"]] * task.regression
+    settings += [task.choice_tokens] * (task.choice_tokens is not None)
     digest = hashlib.blake2b(json.dumps(settings).encode(), digest_size=16)
     for path in files:
         with Path(path).open("rb") as stream:
@@ -77,32 +79,58 @@ def _write(prefix: Path, files: Sequence[str], task: TaskData, tokenizer: Tokeni
     dtype = token_dtype(max(tokenizer.vocab_size, task.num_labels))
     with closing(IndexedDatasetWriter(prefix, dtype)) as writer:
         for row in read_rows(files, task):
-            label = row.label if isinstance(row.label, int) else classes.get(row.label)
-            if label is None:
-                raise DataError(f"{row.where}: the class `{row.label}` is unknown")
-            first, *others = _sequences(row, tokenizer)
+            label = _stored(row, classes)
+            first, *others = task_sequences(row, tokenizer, task.choice_tokens)
             if not all(first + other for other in others or [[]]):
                 raise DataError(
                     f"{row.where}: the text has no token",
                     why=f"`{tokenizer.name}` drops all of its characters",
                     hint="leave the row out",
                 )
-            sequences = [first, *others, [label]]
+            sequences = [first, *others, label]
             tokens = [token for sequence in sequences for token in sequence]
             writer.add_document(tokens, [len(sequence) for sequence in sequences])
         commit(writer, tokenizer, append_eod=False, input_files=len(files))
 
 
-def _sequences(row: TaskRow, tokenizer: Tokenizer) -> list[list[int]]:
+def _stored(row: TaskRow, classes: Mapping[str, int]) -> list[int]:
+    """Return the label as it is stored."""
+    if isinstance(row.label, float):
+        bits = int(np.float32(row.label).view(np.uint32))
+        return [bits >> 16, bits & 0xFFFF]
+    label = row.label if isinstance(row.label, int) else classes.get(row.label)
+    if label is None:
+        raise DataError(f"{row.where}: the class `{row.label}` is unknown")
+    return [label]
+
+
+def _label_of(stored: Int64) -> int | float:
+    if len(stored) == 1:
+        return int(stored[0])
+    high, low = stored
+    return float(np.uint32(int(high) << 16 | int(low)).view(np.float32))
+
+
+def task_sequences(
+    row: TaskRow, tokenizer: Tokenizer, choice_tokens: int | None = None
+) -> list[list[int]]:
     """Return the tokens of the first text, then of the second text or each choice.
 
     A question of two texts has a context, and the question itself before each choice.
+
+    Args:
+        row: The row.
+        tokenizer: Tokenizer of the texts.
+        choice_tokens: Most tokens of a choice; None: as many as it has.
     """
     first, *second = row.texts
     if row.choices:
         before = f"{second[0]} " if second else ""
         second = [before + choice for choice in row.choices]
-    return [list(tokenizer.encode(text)) for text in (first, *second)]
+    found = [list(tokenizer.encode(text)) for text in (first, *second)]
+    if not row.choices:
+        return found
+    return [found[0], *(one[:choice_tokens] for one in found[1:])]
 
 
 @dataclass(frozen=True)
@@ -112,13 +140,13 @@ class TaskSample:
     Attributes:
         first: Tokens of the first text.
         second: Tokens of the second text, or of each choice; empty for single texts.
-        label: Class, or number of the right choice.
+        label: Class, number of the right choice, or the number of a regression, a float.
         weight: 1; 0 for a sample that only fills the last batch of a validation.
     """
 
     first: Int64
     second: tuple[Int64, ...]
-    label: int
+    label: int | float
     weight: float = 1.0
 
 
@@ -204,7 +232,7 @@ class TaskDataset:
                 for sequence in range(int(indices[row]), int(indices[row + 1]))
             ]
         first, *second, label = found
-        return TaskSample(first, tuple(second), int(label[0]), weight)
+        return TaskSample(first, tuple(second), _label_of(label), weight)
 
     def _shuffled(self, number: int) -> Int64:
         assert self._seed is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import sys
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -23,6 +24,8 @@ _Rows = Generator[tuple[int, dict[str, Any]], None, None]
 
 _SHOWN = 80
 _MOST_LABELS = 10_000
+_LARGEST = 3.4e38
+"""Largest label of a regression."""
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
@@ -33,13 +36,14 @@ class TaskRow:
     Attributes:
         texts: Texts of the columns, one or two.
         choices: Choices of a question; empty for a classification.
-        label: Name of the class; for multiple choice the number of the right choice.
+        label: Name of the class; for multiple choice the number of the right choice; for a
+            regression the number to predict.
         where: File and line, for messages.
     """
 
     texts: tuple[str, ...]
     choices: tuple[str, ...]
-    label: str | int
+    label: str | int | float
     where: str
 
 
@@ -114,7 +118,7 @@ def _with_part(task: TaskData, part: Part, files: Sequence[str]) -> TaskData:
     if not rows:
         names = ", ".join(f"`{path}`" for path in files)
         raise DataError(f"{names} has no rows", hint="give a file with labelled texts")
-    if not task.choices and not task.labels:
+    if not task.choices and not task.labels and not task.regression:
         if len(first) < 2:
             raise DataError(
                 f"column `{task.label}` has one class only: {_shown(next(iter(first)))}",
@@ -198,7 +202,10 @@ def _row(values: Mapping[str, Any], task: TaskData, where: str) -> TaskRow:
     texts = tuple(_text(values[name], f"column `{name}`", where) for name in task.text)
     if not any(text.strip() for text in texts):
         raise DataError(f"{where}: the text is empty", hint="leave the row out")
-    label = _label(values[task.label], task.label, where)
+    value = values[task.label]
+    if task.regression:
+        return TaskRow(texts, (), _number(value, task.label, where), where)
+    label = _label(value, task.label, where)
     if not task.choices:
         return TaskRow(texts, (), label, where)
     choices = _choices(values, task.choices, where)
@@ -248,6 +255,22 @@ def _label(value: Any, column: str, where: str) -> str:
         raise DataError(
             f"{where}: the label, column `{column}`, is empty",
             hint="leave rows without a label out",
+        )
+    return found
+
+
+def _number(value: Any, column: str, where: str) -> float:
+    """Return the label of a regression, as exactly as float32 has it."""
+    try:
+        found = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        found = math.nan
+    if not abs(found) <= _LARGEST:
+        raise DataError(
+            f"{where}: the label, column `{column}`, is `{json.dumps(value):.{_SHOWN}}`, not a "
+            "number",
+            why="a regression predicts numbers that are finite in float32",
+            hint="leave rows without a number out",
         )
     return found
 

@@ -1,1 +1,1 @@
-"""Heads for tasks, in place of a family's own: classification and multiple choice."""
+"""Heads for tasks, in place of a family's own: classification, multiple choice and regression."""

@@ -13,9 +13,9 @@ from lmcore.model.family import Body, Family, ForwardFlops, Loss
 from lmcore.model.parameters import ZEROS, Init, Parameter
 from lmcore.model.shape import ModelShape
 
-__all__ = ["CHOICE", "CLASSIFICATION", "HeadFamily", "with_head"]
+__all__ = ["CHOICE", "CLASSIFICATION", "REGRESSION", "HeadFamily", "with_head"]
 
-CLASSIFICATION, CHOICE = "classification", "multiple-choice"
+CLASSIFICATION, CHOICE, REGRESSION = "classification", "multiple-choice", "regression"
 _MODULES = frozenset({"pooler", "classifier"})
 _BATCH = {"pooled_B": "B", "label_Q": "Q", "label_weight_Q": "Q"}
 
@@ -78,7 +78,9 @@ def with_head(base: Family, task: str) -> HeadFamily:
         "parameters": functools.partial(_parameters, base, body),
         "forward_flops": functools.partial(_forward_flops, base, body),
         "batch": batch,
-        "losses": (Loss(f"{task.replace('-', ' ')} loss", "label_weight_Q", accuracy=True),),
+        "losses": (
+            Loss(f"{task.replace('-', ' ')} loss", "label_weight_Q", accuracy=task != REGRESSION),
+        ),
         "model": "lmcore.families.heads.model:head_model",
         "samples": "lmcore.families.heads.samples:samples",
         "optional": frozenset(),
@@ -91,7 +93,7 @@ def with_head(base: Family, task: str) -> HeadFamily:
 
 
 def _outputs(shape: ModelShape) -> int:
-    """Return the rows of the head: one for each class; multiple choice scores a choice."""
+    """Return the rows of the head: one for each class; other tasks have one number."""
     return shape.num_labels if shape.task == CLASSIFICATION else 1
 
 

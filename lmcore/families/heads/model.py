@@ -1,7 +1,7 @@
 """`TaskHead`: a head for a task on the hidden state of one token of each sequence.
 
 Shapes: B sequences, S sequence, H hidden, Q labelled samples, C choices of a question; B is Q, or
-Q * C for multiple choice.  L is the number of classes, or 1 for multiple choice.
+Q * C for multiple choice.  L is the number of classes, or 1 for other tasks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from lmcore.families.heads.family import CLASSIFICATION
+from lmcore.families.heads.family import CHOICE, REGRESSION
 from lmcore.families.layers.projection import Linear
 from lmcore.families.protocol import Model, TensorParallelPlan
 
@@ -53,25 +53,41 @@ class TaskHead(Model):
     def loss(self, **batch: Tensor) -> Tensor:
         """Return the loss, and in evaluation the weight of the samples predicted right.
 
+        The loss of a regression is the squared error, and nothing is counted.
+
         Args:
             batch: Tensors by the names of the family's batch: `Body.inputs`, then
 
                 - pooled_B: position of the token whose hidden state is pooled;
-                - label_Q: class, or number of the right choice;
+                - label_Q: class, number of the right choice, or the number of a regression;
                 - label_weight_Q: weight of each sample in the loss; 0: it only fills the batch;
                 - choices_QC: True for a choice that the question has; multiple choice only.
         """
         return self.run_stage(None, batch, self.layers, last=True)
 
+    def predictions(self, **batch: Tensor) -> Tensor:
+        """Return the logits of classes or choices, [Q, L] or [Q, C]; of a regression numbers, [Q].
+
+        Args:
+            batch: Tensors of `loss`, without the labels and their weights.
+        """
+        return self.run_stage(None, batch, self.layers, last=True)
+
     def losses_of(self, hidden_BSH: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
-        """Return the loss of hidden states after the last norm; see `loss`."""
+        """Return the loss of hidden states after the last norm; without labels, `predictions`."""
         logits_BL = self.task_logits(hidden_BSH, batch["pooled_B"])
         logits_QL = logits_BL.to(torch.promote_types(logits_BL.dtype, torch.float32))
-        if self.shape.task != CLASSIFICATION:
+        if self.shape.task == CHOICE:
             choices_QC = batch["choices_QC"]
             lowest = torch.finfo(logits_QL.dtype).min
             logits_QL = logits_QL.view(choices_QC.shape).masked_fill(~choices_QC, lowest)
+        if self.shape.task == REGRESSION:
+            logits_QL = logits_QL.squeeze(-1)
+        if "label_Q" not in batch:
+            return logits_QL
         label_Q, weight_Q = batch["label_Q"], batch["label_weight_Q"]
+        if self.shape.task == REGRESSION:
+            return ((logits_QL - label_Q).square() * weight_Q).sum()
         each_Q = functional.cross_entropy(logits_QL, label_Q, reduction="none")
         loss = (each_Q * weight_Q).sum()
         if self.training:

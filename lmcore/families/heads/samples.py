@@ -27,10 +27,11 @@ if TYPE_CHECKING:
     from lmcore.data.blend.sources import OpenSource, SampleSettings
     from lmcore.data.loading.batch import Batch
     from lmcore.data.tokenizer import Tokenizer
+    from lmcore.model.shape import ModelShape
 
     Int64 = npt.NDArray[np.int64]
 
-__all__ = ["PairFormat", "TaskCollation", "TaskSamples", "samples"]
+__all__ = ["PairFormat", "TaskCollation", "TaskSamples", "pair_format", "samples"]
 
 logger = logging.getLogger(__name__)
 
@@ -45,12 +46,29 @@ def samples(plan: RunPlan, tokenizer: Tokenizer) -> SampleFormat:
     Raises:
         ConfigError: The tokenizer lacks a special token.
     """
-    body, task = family_of(plan.shape).body, plan.sources.task
-    assert body is not None
+    task = plan.sources.task
     assert task is not None
-    length = plan.config.model.seq_length
+    pairs = pair_format(plan.shape, tokenizer, plan.config.model.seq_length)
+    collation = TaskCollation(pairs, task.num_choices)
+    whole = plan.config.training.eval_iters * plan.global_batch_size
+    return SampleFormat(TaskSamples(pairs, whole), collation)
+
+
+def pair_format(shape: ModelShape, tokenizer: Tokenizer, length: int) -> PairFormat:
+    """Return the format of the sequences of a model with a head.
+
+    Args:
+        shape: Sizes of the model.
+        tokenizer: Tokenizer of the texts.
+        length: Tokens of a sequence.
+
+    Raises:
+        ConfigError: The tokenizer lacks a special token, or the length is too short for a pair.
+    """
+    body = family_of(shape).body
+    assert body is not None
     if body.bidirectional:
-        pairs = _bidirectional(tokenizer, length, plan.config.bert.bert_token_types)
+        pairs = _bidirectional(tokenizer, length, shape.own["bert_token_types"])
     else:
         pairs = _causal(tokenizer, length)
     if length < pairs.shortest:
@@ -59,9 +77,7 @@ def samples(plan: RunPlan, tokenizer: Tokenizer) -> SampleFormat:
             why=f"with their special tokens, they have {pairs.shortest} or more",
             hint=f"use `--seq-length {pairs.shortest}` or more",
         )
-    collation = TaskCollation(pairs, task.num_choices)
-    whole = plan.config.training.eval_iters * plan.global_batch_size
-    return SampleFormat(TaskSamples(pairs, whole), collation)
+    return pairs
 
 
 @dataclass(frozen=True)
@@ -222,7 +238,9 @@ class TaskCollation:
             padding_BS = np.arange(size[1])[None, :] >= end_B[:, None]
             batch |= {"types_BS": types_BS, "padding_BS": padding_BS}
         batch["pooled_B"] = np.zeros_like(end_B) if self.pairs.bidirectional else end_B - 1
-        batch["label_Q"] = np.array([sample.label for sample in found], dtype=np.int64)
+        labels = [sample.label for sample in found]
+        numbers = np.float32 if isinstance(labels[0], float) else np.int64
+        batch["label_Q"] = np.array(labels, dtype=numbers)
         weights = [sample.weight for sample in found]
         batch["label_weight_Q"] = np.array(weights, dtype=np.float32)
         if self.num_choices:

@@ -144,6 +144,8 @@ def _validation(plan: RunPlan, datasets: RunDatasets) -> Iterator[str]:
 
 
 def _task(task: TaskData) -> str:
+    if task.regression:
+        return task.task
     if not task.labels:
         return f"{task.task}, {task.num_choices} choices"
     shown = ", ".join(task.labels[:_SHOWN_LABELS])

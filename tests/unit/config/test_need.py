@@ -90,6 +90,7 @@ CASES = [
     ),
     ("--task classification", "", "--task-labels a b"),
     ("--task multiple-choice", "--task classification", "--task-choices a"),
+    ("--task multiple-choice", "--task regression", "--task-choice-tokens 9"),
     ("--group-query-attention", "", "--num-query-groups 2"),
     (
         "--position-embedding-type rope",

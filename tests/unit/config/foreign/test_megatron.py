@@ -210,7 +210,7 @@ def test_a_slip_for_a_task_is_no_evaluation(value: str) -> None:
     meant = "classification" if value.startswith("c") else "multiple-choice"
     assert caught.value.what == f"`--task {value}`: unknown choice"
     assert caught.value.hint == (
-        f"did you mean `{meant}`? known: `classification`, `multiple-choice`"
+        f"did you mean `{meant}`? known: `classification`, `multiple-choice`, `regression`"
     )
 
 

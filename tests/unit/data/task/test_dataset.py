@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from lmcore.base.errors import DataError
@@ -123,3 +124,24 @@ def test_prepared_once(table: Path, tmp_path: Path) -> None:
     table.write_text(table.read_text().replace("five5,yy,no", "five5,yy,yes"))
     changed = prepare_task([str(table)], TASK, ByteTokenizer(), data)
     assert TaskDataset(IndexedDataset(changed), None).key != key
+
+
+def test_numbers_and_cut_choices(tmp_path: Path) -> None:
+    """The number of a regression is its float32; a choice is cut after its most tokens."""
+    path, numbers = tmp_path / "numbers.csv", [3.8, -1.5e-7, 0.0, 65535.25]
+    path.write_text("a,label\n" + "".join(f"x,{one!r}\n" for one in numbers))
+    task = TaskData("regression", ("a",), "label")
+    found = TaskDataset(
+        IndexedDataset(prepare_task([str(path)], task, ByteTokenizer(), tmp_path)), None
+    )
+    assert [found[i].label for i in range(4)] == [float(np.float32(one)) for one in numbers]
+    assert found.lengths.tolist() == [1] * 4
+    path = tmp_path / "choices.csv"
+    path.write_text("q,p,c1,c2,label\nabcdefg,de,fgh,i,0\n")
+    choice = TaskData(
+        "multiple-choice", ("q", "p"), "label", ("c1", "c2"), num_choices=2, choice_tokens=5
+    )
+    indexed = IndexedDataset(prepare_task([str(path)], choice, ByteTokenizer(), tmp_path))
+    sample = TaskDataset(indexed, None)[0]
+    assert bytes(sample.first.tolist()) == b"abcdefg"
+    assert [bytes(one.tolist()) for one in sample.second] == [b"de fg", b"de i"]

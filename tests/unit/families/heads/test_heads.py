@@ -56,6 +56,7 @@ SHAPES = {
 }
 CLASSES = {"task": "classification", "num_labels": 3}
 CHOICES = {"task": "multiple-choice", "num_labels": 2}
+NUMBER = {"task": "regression", "num_labels": 1}
 
 
 @pytest.fixture
@@ -89,6 +90,9 @@ def batch_of(shape: ModelShape) -> dict[str, Tensor]:
     if shape.task == "classification":
         batch["label_Q"] = torch.tensor([2, 0, 1, 1])
         batch["label_weight_Q"] = torch.tensor([1.0, 1.0, 0.0, 1.0])
+    elif shape.task == "regression":
+        batch["label_Q"] = torch.tensor([2.5, -0.5, 9.0, 1.0])
+        batch["label_weight_Q"] = torch.tensor([1.0, 1.0, 0.0, 1.0])
     else:
         batch["label_Q"] = torch.tensor([1, 0])
         batch["label_weight_Q"] = torch.ones(2)
@@ -96,7 +100,7 @@ def batch_of(shape: ModelShape) -> dict[str, Tensor]:
     return batch
 
 
-@pytest.mark.parametrize("task", [CLASSES, CHOICES])
+@pytest.mark.parametrize("task", [CLASSES, CHOICES, NUMBER])
 @pytest.mark.parametrize("name", SHAPES)
 def test_table_and_modules(name: str, task: Any, ops: OpBinding) -> None:
     """The table has the names and shapes of the modules: the layers as before, and the head."""
@@ -201,6 +205,24 @@ def test_multiple_choice(name: str, make: Callable[..., Model]) -> None:
     changed[3] = 7
     with torch.no_grad():
         torch.testing.assert_close(model.loss(**batch | {"tokens_BS": changed}), found)
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt", "llama"])
+def test_regression(name: str, make: Callable[..., Model]) -> None:
+    """The loss is the squared error of one number, without an accuracy; a weight of 0 leaves out.
+
+    Without labels, the numbers are returned.
+    """
+    model: Any = make(replace(SHAPES[name], **NUMBER))
+    assert not family_of(model.shape).accuracies
+    batch = batch_of(model.shape)
+    numbers_B = model.task_logits(states(model, batch), batch["pooled_B"])[:, 0]
+    kept = torch.tensor([0, 1, 3])
+    wanted = functional.mse_loss(numbers_B[kept], batch["label_Q"][kept], reduction="sum")
+    torch.testing.assert_close(model.loss(**batch), wanted)
+    torch.testing.assert_close(model.eval().loss(**batch), wanted)
+    inputs = {key: value for key, value in batch.items() if not key.startswith("label")}
+    torch.testing.assert_close(model.predictions(**inputs), numbers_B)
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt"])
