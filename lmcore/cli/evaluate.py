@@ -28,6 +28,7 @@ from lmcore.cli.text.progress import ProgressLine
 from lmcore.cli.text.sample_output import check_output_file, open_output_file
 from lmcore.config.option import option
 from lmcore.config.options.command_line import parse_with_plugins, wants_help
+from lmcore.evaluation.passes import BLOCK
 from lmcore.plugin.registrations import plugin_sections
 
 if TYPE_CHECKING:
@@ -85,7 +86,11 @@ class EvaluateSection(LoadingSection):
     limit: int | None = option(
         None, "Take this many examples from the beginning of each task.", minimum=1
     )
-    batch_tokens: int = option(2048, "Tokens of a pass.", minimum=1)
+    batch_tokens: int = option(
+        2048,
+        "Tokens that are computed before their results are read; it changes no result.",
+        minimum=1,
+    )
     json: bool = option(False, "Print one JSON object instead of the table.")
     output: str | None = option(
         None,
@@ -230,9 +235,7 @@ def _evaluate(
         started_runtime(section, plan, plugins, settings) as runtime,
     ):
         for checkpoint in checkpoints:
-            with loaded_model(
-                section, checkpoint, plan, runtime, plugins, rows=section.batch_tokens
-            ) as loaded:
+            with loaded_model(section, checkpoint, plan, runtime, plugins, rows=BLOCK) as loaded:
                 if loaded is None:
                     continue
                 if loaded.reads_source:

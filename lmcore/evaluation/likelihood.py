@@ -1,56 +1,80 @@
 """`Likelihoods`: log-probabilities of tokens after a context, many together.
 
-Requests of similar length are one pass; logits are computed at the tokens that are asked for alone.
-A context that several answers follow is computed once, if the model's cache allows it: its keys and
-values are in the cache, and all answers are one more pass over it.
+Logits are computed at the tokens that are asked for alone.  A context that several answers follow
+is computed once, if the model's cache allows it: its keys and values are in the cache, and the
+answers are further passes over it.
 
-The passes follow from the requests and the tokens of a pass, not from the order of the requests.
-Shapes: B sequences of a pass, S tokens, H hidden, N tokens that are asked for, V vocabulary.
+Every pass has one of a few shapes (`passes`), whatever else is asked for, so that the result of a
+request is the same bit by bit.
+Shapes: B sequences of a pass, S tokens, H hidden, N rows of hidden states, M targets, V vocabulary.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from lmcore.base.errors import RunError
+from lmcore.evaluation.passes import (
+    ACCELERATOR_BLOCK,
+    BLOCK,
+    AnyPass,
+    Pass,
+    Pending,
+    Scored,
+    Shapes,
+    SharedPass,
+)
 from lmcore.evaluation.score import LogLikelihood
 from lmcore.generation.text_model import BranchingCache, SourceCache, compute_dtype
 
 if TYPE_CHECKING:
     from lmcore.generation.load import LoadedModel
 
-__all__ = ["DEFAULT_TOKENS", "Likelihoods", "Scored"]
+__all__ = ["DEFAULT_TOKENS", "Likelihoods", "PassPool", "Scored"]
 
 DEFAULT_TOKENS = 2048
-"""Tokens of a pass."""
+"""Tokens whose results are read together."""
 _NONE: Mapping[int, LogLikelihood] = MappingProxyType({})
-_LOGIT_ROWS = 256
-"""Rows of logits that are in memory at once."""
+_LOGIT_ROWS = 64
+"""Rows of logits that are computed together."""
+_K = TypeVar("_K", bound=Hashable)
 
 
 @dataclass(frozen=True)
-class Scored:
-    """Tokens whose log-probability is asked for.
+class _Found:
+    """Log-probabilities of targets, on the device.
 
     Attributes:
-        context: Tokens before, at least one.
-        targets: The tokens, at least one.
+        owners: Number of the request of each target.
+        logprobs_M: Log-probability of each.
+        greedy_M: True if it is the most probable token.
     """
 
-    context: tuple[int, ...]
-    targets: tuple[int, ...]
+    owners: Sequence[int]
+    logprobs_M: Tensor
+    greedy_M: Tensor
+
+
+class PassPool(Protocol):
+    """Models that compute passes at the same time, such as replicas in other processes."""
 
     @property
-    def inputs(self) -> tuple[int, ...]:
-        """Tokens that the model reads."""
-        return (*self.context, *self.targets[:-1])
+    def size(self) -> int:
+        """Number of models."""
+        ...
+
+    def compute(self, passes: Sequence[AnyPass]) -> list[list[LogLikelihood]]:
+        """Return the results of the requests of each pass."""
+        ...
 
 
 class Likelihoods:
@@ -58,19 +82,43 @@ class Likelihoods:
 
     Attributes:
         positions: Most tokens that the model reads.
+        shapes: Sizes of the passes.
     """
 
-    def __init__(self, loaded: LoadedModel, *, tokens: int = DEFAULT_TOKENS) -> None:
+    size = 1
+
+    def __init__(
+        self, loaded: LoadedModel, *, tokens: int = DEFAULT_TOKENS, pool: PassPool | None = None
+    ) -> None:
         """Take the model.
 
         Args:
             loaded: Causal language model.
-            tokens: Tokens of a pass; a longer sequence is a pass alone.
+            tokens: Tokens whose results are read from the device together; no result depends on
+                it.
+            pool: Models that compute the passes; None: this one.
         """
-        self._model, self._execution, self._tokens = loaded.model, loaded.execution, tokens
+        self._model, self._execution = loaded.model, loaded.execution
         self._vocab_size = loaded.tokenizer.vocab_size
         self.positions = loaded.model.shape.max_position_embeddings
+        block = BLOCK if loaded.model.device.type == "cpu" else ACCELERATOR_BLOCK
+        self.shapes = Shapes(block, self.positions)
+        self._pool: PassPool = pool or self
+        self._together = max(1, tokens // block) * self._pool.size
         self._cache: BranchingCache | None = None
+
+    @contextmanager
+    def ready(self) -> Iterator[None]:
+        """Let passes be computed within the context: in the precision, with a cache."""
+        with self._execution.passes():
+            cache = self._model.new_cache(compute_dtype(self._model))
+            # Without its source, a decoder that reads one beside the text has no cache.
+            if isinstance(cache, BranchingCache) and not isinstance(cache, SourceCache):
+                self._cache = cache
+            try:
+                yield
+            finally:
+                self._cache = None
 
     def of(
         self,
@@ -82,186 +130,212 @@ class Likelihoods:
 
         Args:
             requests: The requests; none reads more tokens than the model has positions.
-            done: Called after each pass with its results by the number of the request.
+            done: Called after some passes with their results by the number of the request.
             known: Results that are known, which are not computed.
 
         Raises:
             RunError: The model's logits are not finite.
         """
-        contexts: dict[tuple[int, ...], list[int]] = {}
-        for number, request in enumerate(requests):
-            if number not in known:
-                contexts.setdefault(request.context, []).append(number)
         found = dict(known)
-        with self._execution.passes():
-            cache = self._model.new_cache(compute_dtype(self._model))
-            # Without its source, a decoder that reads one beside the text has no cache.
-            if isinstance(cache, BranchingCache) and not isinstance(cache, SourceCache):
-                self._cache = cache
-            least = 2 if self._cache is not None else len(requests) + 1
-            shared = [held for held in contexts.values() if len(held) >= least]
-            alone = [one for held in contexts.values() if len(held) < least for one in held]
-            for numbers in self._passes(requests, alone):
-                made = self._alone(requests, numbers)
+        with self.ready():
+            for made in self.run(self._passes(requests, known)):
                 found |= made
                 done(made)
-            for groups in self._shared_passes(requests, shared):
-                made = self._after_contexts(requests, groups)
-                found |= made
-                done(made)
-            self._cache = None
         return [found[number] for number in range(len(requests))]
 
-    def _passes(self, requests: Sequence[Scored], numbers: Sequence[int]) -> Iterator[list[int]]:
-        """Yield the requests of each pass, the longest first: they need the most memory."""
-
-        def order(number: int) -> tuple[int, tuple[int, ...]]:
-            inputs = requests[number].inputs
-            return -len(inputs), inputs
-
-        held: list[int] = []
-        for number in sorted(numbers, key=order):
-            longest = len(requests[held[0]].inputs) if held else 0
-            if held and longest * (len(held) + 1) > self._tokens:
-                yield held
-                held = []
-            held.append(number)
-        if held:
-            yield held
-
-    def _alone(
-        self, requests: Sequence[Scored], numbers: Sequence[int]
-    ) -> dict[int, LogLikelihood]:
-        """Return the log-likelihoods of requests without a common context, of one pass."""
-        inputs = [requests[number].inputs for number in numbers]
-        hidden_BSH = self._model(self._padded(inputs))
-        rows: list[int] = []
-        places: list[int] = []
-        targets: list[tuple[int, ...]] = []
-        for row, number in enumerate(numbers):
-            request = requests[number]
-            first = len(request.context) - 1
-            rows += [row] * len(request.targets)
-            places += range(first, first + len(request.targets))
-            targets += [(token,) for token in request.targets]
-        logprobs, greedy = self._scored(hidden_BSH[rows, places], targets)
-        self._execution.step_boundary()
-        return _joined(logprobs, greedy, {n: len(requests[n].targets) for n in numbers})
-
-    def _shared_passes(
-        self, requests: Sequence[Scored], groups: Sequence[list[int]]
-    ) -> Iterator[list[list[int]]]:
-        """Yield the groups of requests with one context each that are computed together."""
-
-        def order(group: list[int]) -> tuple[int, tuple[int, ...]]:
-            context = requests[group[0]].context
-            return -len(context), context
-
-        held: list[list[int]] = []
-        for group in sorted(groups, key=order):
-            both = [*held, group]
-            longest = len(requests[both[0][0]].context)
-            targets = max(len(requests[one].targets) for each in both for one in each)
-            answers = sum(map(len, both))
-            # The keys of a context are copied for each answer to it.
-            size = max(longest * len(both), answers * targets, answers * (longest + targets) // 4)
-            # Padding of the answer to the longest context must have positions, too.
-            if held and (size > self._tokens or longest + targets - 1 > self.positions):
-                yield held
-                both = [group]
-            held = both
-        if held:
-            yield held
-
-    def _after_contexts(
-        self, requests: Sequence[Scored], groups: Sequence[Sequence[int]]
-    ) -> dict[int, LogLikelihood]:
-        """Return the log-likelihoods of answers to some contexts, of two passes."""
-        contexts = [requests[group[0]].context for group in groups]
-        cache = self._cache
-        assert cache is not None
-        cache.reserve(len(contexts), max(map(len, contexts)))
-        slots = list(range(len(contexts)))
-        view = cache.first_tokens(slots, len(contexts[0]))
-        hidden_BSH = self._model(self._padded(contexts), view)
-        rows = [row for row, group in enumerate(groups) for _ in group]
-        numbers = [number for group in groups for number in group]
-        last = hidden_BSH[slots, [len(one) - 1 for one in contexts]]
-        first = [[requests[number].targets[0] for number in group] for group in groups]
-        logprobs, greedy = self._scored(last, first)
-        self._execution.step_boundary()
-        sizes = dict.fromkeys(numbers, 1)
-        found = _joined(logprobs, greedy, sizes)
-        longer = [
-            (row, n) for row, n in zip(rows, numbers, strict=True) if len(requests[n].targets) > 1
-        ]
-        if not longer:
-            return found
-        inputs = [requests[number].targets[:-1] for _, number in longer]
-        view = cache.branches(
-            [row for row, _ in longer],
-            [len(contexts[row]) for row, _ in longer],
-            max(map(len, inputs)),
-        )
-        hidden_BSH = self._model(self._padded(inputs), view)
-        rows = [row for row, one in enumerate(inputs) for _ in one]
-        places = [place for one in inputs for place in range(len(one))]
-        targets = [(token,) for _, number in longer for token in requests[number].targets[1:]]
-        logprobs, greedy = self._scored(hidden_BSH[rows, places], targets)
-        self._execution.step_boundary()
-        rest = _joined(logprobs, greedy, {n: len(requests[n].targets) - 1 for _, n in longer})
-        for number, one in rest.items():
-            before = found[number]
-            found[number] = LogLikelihood(
-                before.logprob + one.logprob, before.greedy and one.greedy, 1 + one.tokens
-            )
-        return found
-
-    def _padded(self, inputs: Sequence[Sequence[int]]) -> Tensor:
-        """Return token ids of sequences, padded at the end, to which no other token attends."""
-        width = max(map(len, inputs))
-        padded = [[*one, *([0] * (width - len(one)))] for one in inputs]
-        return torch.tensor(padded, device=self._model.device)
-
-    def _scored(
-        self, hidden_NH: Tensor, targets: Sequence[Sequence[int]]
-    ) -> tuple[list[float], list[bool]]:
-        """Return the log-probability of each target, and whether it is the most probable token.
+    def run(self, passes: Iterable[tuple[list[_K], AnyPass]]) -> Iterator[dict[_K, LogLikelihood]]:
+        """Yield the results of passes; only within `ready`.
 
         Args:
-            hidden_NH: Hidden states.
-            targets: Token ids that may follow each of them.
+            passes: Keys of the requests of each pass, and the pass; taken as they are needed.
+
+        Raises:
+            RunError: The model's logits are not finite.
         """
-        values: list[float] = []
-        greedy: list[bool] = []
-        for start in range(0, len(hidden_NH), _LOGIT_ROWS):
-            logits_NV = self._model.logits(hidden_NH[start : start + _LOGIT_ROWS])
-            logprobs_NV = logits_NV[:, : self._vocab_size].float().log_softmax(dim=-1)
-            best_N = logprobs_NV.argmax(dim=-1)
-            following = targets[start : start + _LOGIT_ROWS]
-            rows = [row for row, tokens in enumerate(following) for _ in tokens]
-            row = torch.tensor(rows, device=logits_NV.device)
-            token = torch.tensor(
-                [one for tokens in following for one in tokens], device=logits_NV.device
-            )
-            values += logprobs_NV[row, token].tolist()
-            greedy += (best_N[row] == token).tolist()
-        if any(math.isnan(value) for value in values):
+        left = iter(passes)
+        while batch := list(itertools.islice(left, self._together)):
+            found = self._pool.compute([one for _, one in batch])
+            yield {
+                key: value
+                for (keys, _), values in zip(batch, found, strict=True)
+                for key, value in zip(keys, values, strict=True)
+            }
+
+    def compute(self, passes: Sequence[AnyPass]) -> list[list[LogLikelihood]]:
+        """Return the results of the requests of each pass, by this model.
+
+        Args:
+            passes: The passes, which are queued on the device together.
+
+        Raises:
+            RunError: The model's logits are not finite.
+        """
+        found = []
+        for one in passes:
+            found.append(self._alone(one) if isinstance(one, Pass) else self._after_contexts(one))
+            self._execution.step_boundary()
+        # One wait for the device.
+        parts = [part for each in found for part in each]
+        logprobs = torch.cat([part.logprobs_M for part in parts]).tolist()
+        greedy = torch.cat([part.greedy_M for part in parts]).tolist()
+        if any(math.isnan(value) for value in logprobs):
             raise RunError(
                 "the model's logits are not finite",
                 why="the weights are not finite, or the precision overflowed",
                 hint="try `--precision fp32`, or an earlier checkpoint",
             )
-        return values, greedy
+        values = iter(zip(logprobs, greedy, strict=True))
+        return [
+            _joined(one.requests, [owner for part in each for owner in part.owners], values)
+            for one, each in zip(passes, found, strict=True)
+        ]
+
+    def _passes(
+        self, requests: Sequence[Scored], known: Mapping[int, LogLikelihood]
+    ) -> Iterator[tuple[list[int], AnyPass]]:
+        """Yield the passes of requests, the longest first: they need the most memory."""
+        contexts: dict[tuple[int, ...], list[int]] = {}
+        for number, request in enumerate(requests):
+            contexts.setdefault(request.context, []).append(number)
+        alone: list[int] = []
+        groups = []
+        # Known ones are counted: a request is computed in the same way after a stop.
+        for held in contexts.values():
+            left = [number for number in held if number not in known]
+            own = [requests[number] for number in held]
+            if self._cache is None or len(held) < 2 or not self.shapes.may_share(own):
+                alone += left
+            elif left:
+                groups.append((left, [requests[number] for number in left]))
+
+        def order(number: int) -> tuple[int, tuple[int, ...]]:
+            return -requests[number].length, requests[number].inputs
+
+        pending: Pending[int] = Pending(self.shapes)
+        for number in sorted(alone, key=order):
+            yield from pending.add(number, requests[number])
+        yield from pending.flush()
+        yield from self.shapes.shared(groups)
+
+    def _alone(self, one: Pass) -> list[_Found]:
+        """Return the log-probabilities of requests of a pass, each with its context."""
+        hidden_BSH = self._model(self._padded([each.inputs for each in one.requests], one))
+        rows: list[int] = []
+        places: list[int] = []
+        targets: list[int] = []
+        for row, request in enumerate(one.requests):
+            first = len(request.context) - 1
+            rows += [row] * len(request.targets)
+            places += range(first, first + len(request.targets))
+            targets += request.targets
+        return [self._scored(hidden_BSH[rows, places], range(len(rows)), targets, rows)]
+
+    def _after_contexts(self, one: SharedPass) -> list[_Found]:
+        """Return the log-probabilities of answers to some contexts."""
+        contexts: list[tuple[int, ...]] = []
+        slots: list[int] = []
+        for request in one.requests:
+            if not contexts or contexts[-1] != request.context:
+                contexts.append(request.context)
+            slots.append(len(contexts) - 1)
+        cache = self._cache
+        assert cache is not None
+        if (cache.num_slots, cache.capacity) != (one.rows, one.width):
+            cache.release()
+            cache.reserve(one.rows, one.width)
+        view = cache.first_tokens(list(range(one.rows)), one.width)
+        hidden_BSH = self._model(self._padded(contexts, one), view)
+        last_BH = hidden_BSH[list(range(len(contexts))), [len(each) - 1 for each in contexts]]
+        owners = list(range(len(one.requests)))
+        first = [request.targets[0] for request in one.requests]
+        found = [self._scored(last_BH, slots, first, owners)]
+        by_width: dict[int, list[int]] = {}
+        for owner, request in enumerate(one.requests):
+            if width := self.shapes.answer_width(len(request.targets) - 1):
+                by_width.setdefault(width, []).append(owner)
+        for width, longer in by_width.items():
+            rows = self.shapes.answer_rows(one.width, width)
+            for start in range(0, len(longer), rows):
+                some = longer[start : start + rows]
+                answers = Pass(tuple(one.requests[owner] for owner in some), width, rows + 2)
+                found.append(self._answers(answers, some, [slots[owner] for owner in some], one))
+        return found
+
+    def _answers(
+        self, one: Pass, owners: Sequence[int], slots: Sequence[int], contexts: SharedPass
+    ) -> _Found:
+        """Return the log-probabilities of all tokens but the first of answers to contexts.
+
+        Two rows are filled up at least: one with all keys of the slots, one with a single key.
+        So the keys are as many in each pass, and always masked.
+        """
+        cache = self._cache
+        assert cache is not None
+        missing = one.rows - len(owners)
+        lengths = [len(request.context) for request in one.requests]
+        lengths += [contexts.width, *([1] * (missing - 1))]
+        view = cache.branches([*slots, *([0] * missing)], lengths, one.width)
+        inputs = [request.targets[:-1] for request in one.requests]
+        hidden_BSH = self._model(self._padded(inputs, one), view)
+        rows = [row for row, each in enumerate(inputs) for _ in each]
+        places = [place for each in inputs for place in range(len(each))]
+        targets = [token for request in one.requests for token in request.targets[1:]]
+        belongs = [owners[row] for row in rows]
+        return self._scored(hidden_BSH[rows, places], range(len(rows)), targets, belongs)
+
+    def _padded(self, inputs: Sequence[Sequence[int]], shape: AnyPass) -> Tensor:
+        """Return token ids of sequences, padded at the end, to which no other token attends."""
+        padded = [[*one, *([0] * (shape.width - len(one)))] for one in inputs]
+        padded += [[0] * shape.width] * (shape.rows - len(inputs))
+        return torch.tensor(padded, device=self._model.device)
+
+    def _scored(
+        self,
+        hidden_NH: Tensor,
+        rows: Sequence[int],
+        targets: Sequence[int],
+        owners: Sequence[int],
+    ) -> _Found:
+        """Return the log-probability of each target, and whether it is the most probable token.
+
+        Args:
+            hidden_NH: Hidden states.
+            rows: Hidden state before each target, ascending.
+            targets: Token ids.
+            owners: See `_Found`.
+        """
+        device = hidden_NH.device
+        row_M = torch.tensor(list(rows), device=device)
+        target_M = torch.tensor(targets, device=device)
+        logprobs, greedy, begin = [], [], 0
+        for start in range(0, len(hidden_NH), _LOGIT_ROWS):
+            part_NH = hidden_NH[start : start + _LOGIT_ROWS]
+            missing = _LOGIT_ROWS - len(part_NH)
+            if missing:
+                filled = part_NH.new_zeros(missing, part_NH.shape[-1])
+                part_NH = torch.cat([part_NH, filled])
+            logits_NV = self._model.logits(part_NH)
+            logprobs_NV = logits_NV[:, : self._vocab_size].float().log_softmax(dim=-1)
+            end = begin
+            while end < len(rows) and rows[end] < start + _LOGIT_ROWS:
+                end += 1
+            own_M, token_M = row_M[begin:end] - start, target_M[begin:end]
+            logprobs.append(logprobs_NV[own_M, token_M])
+            greedy.append(logprobs_NV.argmax(dim=-1)[own_M] == token_M)
+            begin = end
+        return _Found(owners, torch.cat(logprobs), torch.cat(greedy))
 
 
 def _joined(
-    logprobs: Sequence[float], greedy: Sequence[bool], sizes: dict[int, int]
-) -> dict[int, LogLikelihood]:
-    """Return the log-likelihood of each request from its tokens', in the same order."""
-    found, start = {}, 0
-    for number, size in sizes.items():
-        end = start + size
-        found[number] = LogLikelihood(sum(logprobs[start:end]), all(greedy[start:end]), size)
-        start = end
-    return found
+    requests: Sequence[Scored], owners: Sequence[int], values: Iterator[tuple[float, bool]]
+) -> list[LogLikelihood]:
+    """Return the log-likelihood of each request from its tokens', in the order of *owners*."""
+    logprobs, greedy = [0.0] * len(requests), [True] * len(requests)
+    for owner in owners:
+        logprob, best = next(values)
+        logprobs[owner] += logprob
+        greedy[owner] = greedy[owner] and best
+    return [
+        LogLikelihood(logprob, best, len(request.targets))
+        for request, logprob, best in zip(requests, logprobs, greedy, strict=True)
+    ]

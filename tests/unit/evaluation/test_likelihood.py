@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from lmcore.base.errors import RunError
+from lmcore.evaluation import likelihood
 from lmcore.evaluation.likelihood import Likelihoods, Scored
 from lmcore.evaluation.score import LogLikelihood
 from lmcore.generation.load import LoadedModel
@@ -52,13 +53,49 @@ def close(found: Sequence[LogLikelihood], expected: Sequence[LogLikelihood]) -> 
         assert (one.greedy, one.tokens) == (other.greedy, other.tokens)
 
 
-@pytest.mark.parametrize("tokens", [1, 30, 100, 5000])
+@pytest.mark.parametrize("block", [1, 30, 100, 512])
 @pytest.mark.parametrize("positions", ["learned", "rotary"])
-def test_one_alone(loaded: Callable[[str], LoadedModel], positions: str, tokens: int) -> None:
+def test_one_alone(
+    loaded: Callable[[str], LoadedModel],
+    positions: str,
+    block: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Padding, other sequences, shared contexts and the size of a pass change nothing."""
+    monkeypatch.setattr(likelihood, "BLOCK", block)
     model, requests = loaded(positions), asked()
-    found = Likelihoods(model, tokens=tokens).of(requests)
+    found = Likelihoods(model).of(requests)
     close(found, [alone(model, one) for one in requests])
+
+
+@pytest.mark.parametrize("positions", ["learned", "rotary"])
+def test_results_are_the_same_bits(loaded: Callable[[str], LoadedModel], positions: str) -> None:
+    """The size of a batch, the order, and what else is asked for change no bit, in float32."""
+    model, requests = loaded(positions), asked(120)
+    model.model.float()
+    found = Likelihoods(model).of(requests)
+    for tokens in (1, 3000, 100_000):
+        assert Likelihoods(model, tokens=tokens).of(requests) == found
+    order = list(range(len(requests)))
+    random.Random(3).shuffle(order)
+    other = Likelihoods(model).of([requests[number] for number in order])
+    assert other == [found[number] for number in order]
+    by_context: dict[tuple[int, ...], list[int]] = {}
+    for number, one in enumerate(requests):
+        by_context.setdefault(one.context, []).append(number)
+    assert {len(one) > 1 for one in by_context.values()} == {True, False}
+    for numbers in list(by_context.values())[::3]:
+        alone = Likelihoods(model).of([requests[number] for number in numbers])
+        assert alone == [found[number] for number in numbers]
+
+
+def test_a_stop_changes_no_bit(loaded: Callable[..., LoadedModel]) -> None:
+    """Some answers to a context are known: the others are computed after it all the same."""
+    model, requests = loaded(), asked()
+    model.model.float()
+    found = Likelihoods(model).of(requests)
+    known = {number: found[number] for number in range(0, 40, 3)}
+    assert Likelihoods(model).of(requests, known=known) == found
 
 
 def test_the_most_probable_token(loaded: Callable[..., LoadedModel]) -> None:
@@ -76,19 +113,11 @@ def test_the_most_probable_token(loaded: Callable[..., LoadedModel]) -> None:
     assert [one.greedy for one in found] == [True, False]
 
 
-def test_the_order_of_requests(loaded: Callable[..., LoadedModel]) -> None:
-    """The same requests in another order are the same passes, bit by bit."""
-    requests = asked()
-    order = list(range(len(requests)))
-    random.Random(3).shuffle(order)
-    model = loaded()
-    found = Likelihoods(model, tokens=50).of(requests)
-    other = Likelihoods(model, tokens=50).of([requests[number] for number in order])
-    assert other == [found[number] for number in order]
-
-
-def test_each_pass_is_told(loaded: Callable[..., LoadedModel]) -> None:
+def test_each_pass_is_told(
+    loaded: Callable[..., LoadedModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The passes have every request once, with the result that is returned."""
+    monkeypatch.setattr(likelihood, "BLOCK", 50)
     seen: list[dict[int, LogLikelihood]] = []
     found = Likelihoods(loaded(), tokens=50).of(asked(), lambda made: seen.append(dict(made)))
     assert sorted(number for one in seen for number in one) == list(range(40))
