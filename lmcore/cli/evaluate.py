@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import logging
 import math
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from lmcore.base.durable import write_atomically
-from lmcore.base.errors import ConfigError, printable
+from lmcore.base.errors import ConfigError, MissingPackageError, printable
 from lmcore.cli.loading import (
     LoadingSection,
     ProcessPlan,
@@ -33,12 +34,15 @@ from lmcore.plugin.registrations import plugin_sections
 
 if TYPE_CHECKING:
     from lmcore.config.plugin_section import PluginSettings
+    from lmcore.evaluation.harness.run import Catalogue, HarnessResult
     from lmcore.evaluation.journal import Journal
     from lmcore.evaluation.run import TaskProgress, TaskResult
     from lmcore.evaluation.score import Metric
     from lmcore.evaluation.task import Task
     from lmcore.generation.load import LoadedModel
     from lmcore.plugin import PluginSet
+
+    Result = TaskResult | HarnessResult
 
 __all__ = ["EvaluateSection", "run"]
 
@@ -49,7 +53,8 @@ The scores are defined in docs/reference/tasks.md.  `--list` lists the tasks and
 
   lmcore evaluate runs/my-run --task lambada,arc_easy --task-data evals
   lmcore evaluate runs/my-run gpt2-medium --task hellaswag --task-data hellaswag_val.jsonl
-  lmcore evaluate runs/my-run --text book.txt --stride 256"""
+  lmcore evaluate runs/my-run --text book.txt --stride 256
+  lmcore evaluate runs/my-run --harness mmlu,gsm8k --num-fewshot 5"""
 _TEXT = "text"
 
 
@@ -82,6 +87,23 @@ class EvaluateSection(LoadingSection):
         "Tokens that each window of a long text predicts after the first one; fewer than the "
         "model's positions give each token more context. Default: the positions.",
         minimum=1,
+    )
+    harness: tuple[str, ...] = option(
+        (),
+        "Tasks, groups, tags or YAML files of lm-eval-harness, which fetches their data; "
+        "`python -m lmcore.evaluation.harness ls tasks` lists them.",
+        metavar="NAME",
+    )
+    harness_include: str | None = option(
+        None, "Directory with further tasks of lm-eval-harness.", metavar="DIR"
+    )
+    num_fewshot: int | None = option(
+        None,
+        "Solved examples before each question of `--harness`; default: each task's.",
+        minimum=0,
+    )
+    apply_chat_template: bool = option(
+        False, "Ask the questions of `--harness` in the form of the model's chat template."
     )
     limit: int | None = option(
         None, "Take this many examples from the beginning of each task.", minimum=1
@@ -160,6 +182,7 @@ def _wanted(section: EvaluateSection) -> list[tuple[Task, list[Path]]]:
             why="paths after `--task` and `--task-data` are taken as their values",
             hint="`lmcore evaluate runs/my-run --task lambada --task-data evals`",
         )
+    _require_harness(section)
     tasks = named_tasks(section.task, TASKS)
     for task in tasks:
         check_metrics(task)
@@ -169,13 +192,43 @@ def _wanted(section: EvaluateSection) -> list[tuple[Task, list[Path]]]:
         metrics = ("loss", "token_perplexity", "word_perplexity", "bits_per_byte")
         task = Task(_TEXT, "A text.", (), plain_text, metrics, "you")
         found.append((task, find_files(task, Path(section.text))))
-    if not found:
+    if not found and not section.harness:
         raise ConfigError(
             "`lmcore evaluate` needs a task, or a text",
             why=f"the tasks are {', '.join(task.name for task in TASKS)}",
             hint="`--task lambada --task-data evals`, or `--text FILE`",
         )
     return found
+
+
+def _require_harness(section: EvaluateSection) -> None:
+    """Raise if tasks of lm-eval-harness, or the options for them, cannot be used.
+
+    Raises:
+        ConfigError: An option is for tasks that are not asked for, or there is no such directory.
+        MissingPackageError: lm-eval-harness is not installed.
+    """
+    if section.harness:
+        if importlib.util.find_spec("lm_eval") is None:
+            raise MissingPackageError(
+                "lm_eval", needed_for="`--harness`", install="pip install lm_eval"
+            )
+        if section.harness_include and not Path(section.harness_include).is_dir():
+            raise ConfigError(
+                f"`--harness-include {section.harness_include}` is no directory",
+                hint="give the directory that has the YAML files",
+            )
+        return
+    given = {
+        "--harness-include": section.harness_include,
+        "--num-fewshot": section.num_fewshot,
+        "--apply-chat-template": section.apply_chat_template or None,
+    }
+    for flag, value in given.items():
+        if value is not None:
+            raise ConfigError(
+                f"`{flag}` needs `--harness`", why="it is an option of lm-eval-harness's tasks"
+            )
 
 
 def _places(given: Sequence[str], names: Sequence[str]) -> dict[str, Path]:
@@ -228,12 +281,13 @@ def _evaluate(
     settings: PluginSettings,
 ) -> None:
     """Load each model, score it and show all results; other ranks than 0 hold parts of models."""
-    found: list[tuple[Path, list[TaskResult]]] = []
+    found: list[tuple[Path, list[Result]]] = []
     with (
         _journal(section, plan) as journal,
         _opened(section, plan) as examples,
         started_runtime(section, plan, plugins, settings) as runtime,
     ):
+        catalogue = _catalogue(section, plan)
         for checkpoint in checkpoints:
             with loaded_model(section, checkpoint, plan, runtime, plugins, rows=BLOCK) as loaded:
                 if loaded is None:
@@ -246,7 +300,9 @@ def _evaluate(
                     )
                 if getattr(loaded.model, "answers", None) is False:
                     logger.warning("the model reads neighbours, and is scored without any")
-                results = _results(section, loaded, wanted, journal)
+                results: list[Result] = [*_results(section, loaded, wanted, journal)]
+                if catalogue is not None:
+                    results += _harness_results(section, loaded, catalogue, journal)
             found.append((checkpoint, results))
             if examples is not None:
                 examples.writelines(_example_lines(checkpoint, results))
@@ -284,6 +340,31 @@ def _results(
         ]
 
 
+def _catalogue(section: EvaluateSection, plan: ProcessPlan) -> Catalogue | None:
+    """Return the tasks of lm-eval-harness, which rank 0 evaluates; None if there are none."""
+    if not section.harness or plan.rank.rank:
+        return None
+    from lmcore.evaluation.harness.run import Catalogue
+
+    include = section.harness_include
+    return Catalogue(section.harness, None if include is None else Path(include))
+
+
+def _harness_results(
+    section: EvaluateSection, loaded: LoadedModel, catalogue: Catalogue, journal: Journal | None
+) -> list[HarnessResult]:
+    with ProgressLine(_progress_text) as line:
+        return catalogue.evaluate(
+            loaded,
+            tokens=section.batch_tokens,
+            num_fewshot=section.num_fewshot,
+            limit=section.limit,
+            chat=section.apply_chat_template,
+            progress=line,
+            journal=journal,
+        )
+
+
 def _progress_text(progress: TaskProgress) -> str:
     left = progress.seconds_left
     ends = "" if left is None else f", {left:,.0f} s left"
@@ -308,25 +389,24 @@ def _opened(section: EvaluateSection, plan: ProcessPlan) -> AbstractContextManag
     return open_output_file(Path(section.examples))
 
 
-def _example_lines(checkpoint: Path, results: Sequence[TaskResult]) -> Iterator[str]:
-    from lmcore.evaluation.run import example_record
-
+def _example_lines(checkpoint: Path, results: Sequence[Result]) -> Iterator[str]:
     for result in results:
-        head = {"checkpoint": str(checkpoint), "task": result.task.name}
-        pairs = zip(result.examples, result.scores, strict=True)
-        for number, (example, score) in enumerate(pairs):
-            yield json.dumps(head | example_record(number, example, score)) + "\n"
+        head = {"checkpoint": str(checkpoint), "task": result.name}
+        for record in result.records():
+            # lm-eval-harness's records have values of data sets, such as dates.
+            yield json.dumps(head | record, default=str) + "\n"
 
 
-def _report(found: Sequence[tuple[Path, list[TaskResult]]]) -> dict[str, object]:
+def _report(found: Sequence[tuple[Path, list[Result]]]) -> dict[str, object]:
     """Return the JSON object: for each checkpoint and task the metrics, errors and counts."""
     return {
         str(checkpoint): {
-            result.task.name: {
-                "examples": len(result.examples),
+            result.name: {
+                "examples": result.count,
                 "cut_contexts": result.cut,
                 "seconds": round(result.seconds, 3),
                 "metrics": {name: _finite(one) for name, one in result.metrics.items()},
+                **result.details(),
             }
             for result in results
         }
@@ -342,7 +422,7 @@ def _finite(metric: Metric) -> dict[str, float | None]:
     }
 
 
-def _table(found: Sequence[tuple[Path, list[TaskResult]]]) -> str:
+def _table(found: Sequence[tuple[Path, list[Result]]]) -> str:
     """Return the table: a row for each metric of a task, a column for each checkpoint."""
     heads = [printable(str(checkpoint)) for checkpoint, _ in found]
     rows = [["task", "examples", "metric", *heads]]
@@ -353,7 +433,7 @@ def _table(found: Sequence[tuple[Path, list[TaskResult]]]) -> str:
                 one = results[number].metrics[name]
                 error = "" if one.error is None else f" ± {one.error:.4f}"
                 values.append(f"{one.value:.4f}{error}")
-            rows.append([first.task.name, f"{len(first.examples):,}", name, *values])
+            rows.append([first.name, f"{first.count:,}", name, *values])
     widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -47,12 +47,14 @@ class RequestMaker:
         positions: Most tokens that the model reads.
         stride: Tokens that a further window of a text predicts.
         cut: Number of examples so far whose context was too long, and was cut at its beginning.
+        encoder: Function that encodes a text in place of the tokenizer's; None: the tokenizer's.
     """
 
     tokenizer: Tokenizer
     positions: int
     stride: int
     cut: int = 0
+    encoder: Callable[[str], list[int]] | None = None
 
     def of(self, example: Example) -> list[Scored]:
         """Return the requests of an example, in order.
@@ -64,7 +66,7 @@ class RequestMaker:
             DataError: It has nothing to predict, or an answer is longer than the model's positions.
         """
         if isinstance(example, Text):
-            return self._of_text(example.text)
+            return self.of_text(example.text)
         if isinstance(example, Continued):
             return [self._of_end(example)]
         assert isinstance(example, Choices)
@@ -72,14 +74,34 @@ class RequestMaker:
         if len(contexts) == 1:
             contexts *= len(example.choices)
         pairs = zip(contexts, example.choices, strict=True)
-        return [self._fitted(*self._divided(*pair)) for pair in pairs]
+        return [self.of_pair(*pair) for pair in pairs]
 
-    def _of_text(self, text: str) -> list[Scored]:
-        return list(windows([self._first, *self._encode(text)], self.positions, self.stride))
+    def of_text(self, text: str) -> list[Scored]:
+        """Return the windows by which all tokens of a text are predicted, in order.
+
+        Args:
+            text: The text.
+
+        Raises:
+            DataError: The tokenizer has no token to begin a text with.
+        """
+        return list(windows([self.first, *self._encode(text)], self.positions, self.stride))
+
+    def of_pair(self, context: str, continuation: str) -> Scored:
+        """Return the request for the tokens of a text after a context.
+
+        Args:
+            context: Text before; the end of one that is too long is kept.
+            continuation: The text that is predicted.
+
+        Raises:
+            DataError: See `of`.
+        """
+        return self._fitted(*self._divided(context, continuation))
 
     def _of_end(self, example: Continued) -> Scored:
         if example.whole:
-            return self._fitted(*self._divided(example.context, example.continuation))
+            return self.of_pair(example.context, example.continuation)
         tokens = self._encode(example.context + example.continuation)
         return self._fitted(tokens[:-1], tokens[-1:])
 
@@ -89,8 +111,7 @@ class RequestMaker:
         Spaces at the end of the context belong to what follows, as most tokenizers join a space
         with the word after it.
         """
-        kept = context.rstrip()
-        before = self._encode(kept) if kept else []
+        before = self._encode(context.rstrip())  # of an empty one, what begins every text
         both = self._encode(context + continuation)
         return before, both[len(before) :]
 
@@ -106,7 +127,7 @@ class RequestMaker:
                 why=f"the model has {self.positions} positions",
                 hint="leave the task out, or use a model with more positions",
             )
-        context = list(context) or [self._first]
+        context = list(context) or [self.first]
         most = self.positions - len(targets) + 1
         if len(context) > most:
             self.cut += 1
@@ -114,11 +135,15 @@ class RequestMaker:
         return Scored(tuple(context), tuple(targets))
 
     def _encode(self, text: str) -> list[int]:
-        return self.tokenizer.encode(text)
+        return (self.encoder or self.tokenizer.encode)(text)
 
     @property
-    def _first(self) -> int:
-        """Token before a text without a context: the one that begins or ends documents."""
+    def first(self) -> int:
+        """Token before a text without a context: the one that begins or ends documents.
+
+        Raises:
+            DataError: The tokenizer has none.
+        """
         special = special_ids(self.tokenizer)
         for token in (special.bos, self.tokenizer.eod, special.eos):
             if token is not None:

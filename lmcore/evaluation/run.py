@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,15 @@ from lmcore.evaluation.task import Choices, Example, Task
 if TYPE_CHECKING:
     from lmcore.generation.load import LoadedModel
 
-__all__ = ["AskedTask", "TaskProgress", "TaskResult", "ask", "evaluate", "example_record"]
+__all__ = [
+    "AskedTask",
+    "TaskProgress",
+    "TaskResult",
+    "ask",
+    "evaluate",
+    "example_record",
+    "identity",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +74,25 @@ class TaskResult:
     metrics: Mapping[str, Metric]
     cut: int
     seconds: float
+
+    @property
+    def name(self) -> str:
+        """Name of the task."""
+        return self.task.name
+
+    @property
+    def count(self) -> int:
+        """Number of examples."""
+        return len(self.examples)
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """Yield a record of each example and its score."""
+        for number, (example, score) in enumerate(zip(self.examples, self.scores, strict=True)):
+            yield example_record(number, example, score)
+
+    def details(self) -> dict[str, object]:
+        """Return what else identifies the scores: nothing."""
+        return {}
 
 
 @dataclass(frozen=True)
@@ -142,7 +169,7 @@ def evaluate(
     maker = RequestMaker(loaded.tokenizer, model.positions, stride or model.positions)
     asked = ask(task, files, maker, limit)
     requests = asked.requests
-    key = "" if journal is None else requests_key(_identity(loaded), requests)
+    key = "" if journal is None else requests_key(identity(loaded), requests)
     known = {} if journal is None else journal.known(key)
     count, begin = 0, time.perf_counter()
 
@@ -193,7 +220,7 @@ def ask(
     return AskedTask(task, examples, requests, [len(each) for each in asked], cut)
 
 
-def _identity(loaded: LoadedModel) -> str:
+def identity(loaded: LoadedModel) -> str:
     """Return a text that differs for other checkpoints: files, their sizes and times, the dtype."""
     files = sorted(one for one in loaded.checkpoint.rglob("*") if one.is_file())
     stats = [(str(one), one.stat().st_size, one.stat().st_mtime_ns) for one in files]
