@@ -104,14 +104,15 @@ def measure_peer(asked: argparse.Namespace, configs: Sequence[tuple[str, Any]]) 
 
 def measure_lmcore(asked: argparse.Namespace, tasks: Sequence[tuple[Any, list[Path]]]) -> Any:
     """Return lmcore's result of each task; the model is loaded before."""
-    from lmcore.evaluation.run import evaluate
+    from lmcore.evaluation.run import Evaluation
 
     found = {}
     with loaded_model(asked.model) as loaded:
+        evaluation = Evaluation(loaded, tokens=asked.batch_tokens, limit=asked.limit)
         for task, files in tasks:
-            begin = time.perf_counter()
-            result = evaluate(loaded, task, files, tokens=asked.batch_tokens, limit=asked.limit)
-            found[task.name] = (result, time.perf_counter() - begin)
+            begin, records = time.perf_counter(), []
+            result = evaluation.score(evaluation.ask(task, files), record=records.append)
+            found[task.name] = (result, records, time.perf_counter() - begin)
     return found
 
 
@@ -119,6 +120,7 @@ def measure_lmcore(asked: argparse.Namespace, tasks: Sequence[tuple[Any, list[Pa
 def loaded_model(path: str) -> Iterator[Any]:
     """Load a model on the CPU in float32, as the command does."""
     from lmcore.config.section import AcceleratorSection, Config
+    from lmcore.evaluation.passes import BLOCK
     from lmcore.generation.load import load_model
     from lmcore.plugin import discover
     from lmcore.runtime.device_choice import select_device
@@ -129,16 +131,16 @@ def loaded_model(path: str) -> Iterator[Any]:
     config = Config(accelerator=AcceleratorSection(device="cpu", precision="fp32"))
     selection = select_device(plugins, "cpu", rank)
     with start_runtime(config, plugins, selection, rank, None) as runtime:
-        yield load_model(Path(path), runtime, rows=2048)
+        yield load_model(Path(path), runtime, rows=BLOCK)
 
 
-def difference(result: Any, samples: Sequence[Any]) -> float:
+def difference(records: Sequence[Any], samples: Sequence[Any]) -> float:
     """Return the largest difference of a log-likelihood, of all requests of a task."""
     worst = 0.0
-    for score, sample in zip(result.scores, samples, strict=True):
+    for record, sample in zip(records, samples, strict=True):
         values = sample["filtered_resps"]
         pairs = [one[0] if isinstance(one, tuple | list) else one for one in values]
-        own = [one.logprob for one in score.likelihoods]
+        own = record["logprobs"]
         own = own if len(own) == len(pairs) else [sum(own)]
         for ours, theirs in zip(own, pairs, strict=True):
             worst = max(worst, abs(ours - float(theirs)))
@@ -238,16 +240,16 @@ def main() -> None:
 def _print_task(name: str, turns: Sequence[Any]) -> None:
     """Print the times and the metrics of a task, and the differences of both."""
     own = [ours[name] for ours, _ in turns]
-    result = own[0][0]
+    result, records, _ = own[0]
     seconds = statistics.median(one[-1] for one in own)
-    count = sum(len(one.likelihoods) for one in result.scores)
+    count = sum(len(one["logprobs"]) for one in records)
     print(f"{name}, lmcore: {seconds:.2f} s, {count / seconds:,.1f} requests a second")
     other = [theirs[name] for _, theirs in turns if theirs]
     if not other:
         return
     samples, metrics, _ = other[0]
     slower = statistics.median(one[-1] for one in other)
-    worst, ratio = difference(result, samples), slower / seconds
+    worst, ratio = difference(records, samples), slower / seconds
     print(f"{name}, lm-eval: {slower:.2f} s, {ratio:.2f} times lmcore's")
     print(f"{name}, difference: {worst:.1e} of a log-likelihood at most, of {count:,}")
     for metric, value in result.metrics.items():

@@ -7,7 +7,7 @@ import importlib.util
 import json
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -281,14 +281,14 @@ def _evaluate(
     settings: PluginSettings,
 ) -> None:
     """Load each model, score it and show all results; other ranks than 0 hold parts of models."""
-    found: list[tuple[Path, list[Result]]] = []
+    found: list[tuple[str, list[Result]]] = []
     with (
         _journal(section, plan) as journal,
         _opened(section, plan) as examples,
         started_runtime(section, plan, plugins, settings) as runtime,
     ):
         catalogue = _catalogue(section, plan)
-        for checkpoint in checkpoints:
+        for checkpoint, name in zip(checkpoints, _distinct(checkpoints), strict=True):
             with loaded_model(section, checkpoint, plan, runtime, plugins, rows=BLOCK) as loaded:
                 if loaded is None:
                     continue
@@ -300,12 +300,14 @@ def _evaluate(
                     )
                 if getattr(loaded.model, "answers", None) is False:
                     logger.warning("the model reads neighbours, and is scored without any")
-                results: list[Result] = [*_results(section, loaded, wanted, journal)]
+                results: list[Result] = [
+                    *_results(section, loaded, wanted, journal, name, examples)
+                ]
                 if catalogue is not None:
-                    results += _harness_results(section, loaded, catalogue, journal)
-            found.append((checkpoint, results))
-            if examples is not None:
-                examples.writelines(_example_lines(checkpoint, results))
+                    made = _harness_results(section, loaded, catalogue, journal)
+                    _write_records(examples, name, made)
+                    results += made
+            found.append((name, results))
     if plan.rank.rank:
         return
     content = json.dumps(_report(found), indent=2, allow_nan=False)
@@ -316,27 +318,45 @@ def _evaluate(
     print(content if section.json else _table(found))
 
 
+def _distinct(checkpoints: Sequence[Path]) -> list[str]:
+    """Return a name for each checkpoint; one that is given again has a number."""
+    names: list[str] = []
+    for checkpoint in map(str, checkpoints):
+        name, number = checkpoint, 1
+        while name in names:
+            number += 1
+            name = f"{checkpoint} ({number})"
+        names.append(name)
+    return names
+
+
 def _results(
     section: EvaluateSection,
     loaded: LoadedModel,
     wanted: Sequence[tuple[Task, list[Path]]],
     journal: Journal | None,
+    checkpoint: str,
+    examples: TextIO | None,
 ) -> list[TaskResult]:
-    from lmcore.evaluation.run import evaluate
+    from lmcore.evaluation.run import Evaluation
 
+    evaluation = Evaluation(
+        loaded,
+        tokens=section.batch_tokens,
+        stride=section.stride,
+        limit=section.limit,
+        journal=journal,
+    )
+    # All are asked before the first pass: a wrong example is found before hours of work.
+    asked = [evaluation.ask(task, files) for task, files in wanted]
     with ProgressLine(_progress_text) as line:
         return [
-            evaluate(
-                loaded,
-                task,
-                files,
-                tokens=section.batch_tokens,
-                stride=section.stride,
-                limit=section.limit,
+            evaluation.score(
+                one,
                 progress=line,
-                journal=journal,
+                record=None if examples is None else _writer(examples, checkpoint, one.task.name),
             )
-            for task, files in wanted
+            for one in asked
         ]
 
 
@@ -365,10 +385,32 @@ def _harness_results(
         )
 
 
+def _writer(
+    examples: TextIO, checkpoint: str, task: str
+) -> Callable[[Mapping[str, object]], object]:
+    """Return a function that writes the line of an example."""
+    head = {"checkpoint": checkpoint, "task": task}
+    return lambda record: examples.write(
+        # The records of lm-eval-harness have values of data sets, such as dates.
+        json.dumps({**head, **record}, default=str) + "\n"
+    )
+
+
+def _write_records(
+    examples: TextIO | None, checkpoint: str, results: Sequence[HarnessResult]
+) -> None:
+    for result in results if examples is not None else ():
+        assert examples is not None
+        write = _writer(examples, checkpoint, result.name)
+        for record in result.records():
+            write(record)
+
+
 def _progress_text(progress: TaskProgress) -> str:
     left = progress.seconds_left
     ends = "" if left is None else f", {left:,.0f} s left"
-    return f"{progress.task}: {progress.done:,} of {progress.total:,} requests{ends}"
+    total = "" if progress.total is None else f" of {progress.total:,}"
+    return f"{progress.task}: {progress.done:,}{total} requests{ends}"
 
 
 @contextmanager
@@ -389,18 +431,10 @@ def _opened(section: EvaluateSection, plan: ProcessPlan) -> AbstractContextManag
     return open_output_file(Path(section.examples))
 
 
-def _example_lines(checkpoint: Path, results: Sequence[Result]) -> Iterator[str]:
-    for result in results:
-        head = {"checkpoint": str(checkpoint), "task": result.name}
-        for record in result.records():
-            # lm-eval-harness's records have values of data sets, such as dates.
-            yield json.dumps(head | record, default=str) + "\n"
-
-
-def _report(found: Sequence[tuple[Path, list[Result]]]) -> dict[str, object]:
+def _report(found: Sequence[tuple[str, list[Result]]]) -> dict[str, object]:
     """Return the JSON object: for each checkpoint and task the metrics, errors and counts."""
     return {
-        str(checkpoint): {
+        checkpoint: {
             result.name: {
                 "examples": result.count,
                 "cut_contexts": result.cut,
@@ -422,9 +456,9 @@ def _finite(metric: Metric) -> dict[str, float | None]:
     }
 
 
-def _table(found: Sequence[tuple[Path, list[Result]]]) -> str:
+def _table(found: Sequence[tuple[str, list[Result]]]) -> str:
     """Return the table: a row for each metric of a task, a column for each checkpoint."""
-    heads = [printable(str(checkpoint)) for checkpoint, _ in found]
+    heads = [printable(checkpoint) for checkpoint, _ in found]
     rows = [["task", "examples", "metric", *heads]]
     for number, first in enumerate(found[0][1]):
         for name in first.metrics:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,13 +11,24 @@ from typing import Any
 
 from lmcore.base.errors import DataError, LmcoreError, counted
 from lmcore.data.input.compression import open_text
-from lmcore.evaluation.task import Choices, Continued, Example, Task, Text
+from lmcore.evaluation.task import Choices, Continued, Example, Task, Text, TextFile
 
-__all__ = ["Row", "examples_of", "find_files", "json_rows", "read_text"]
+__all__ = [
+    "Row",
+    "examples_of",
+    "find_files",
+    "iter_examples",
+    "json_rows",
+    "read_lines",
+    "read_pieces",
+    "read_text",
+]
 
 _LONGEST = 1 << 24
 """Most bytes of a line."""
 _SHOWN = 60
+_BLOCK = 1 << 16
+"""Bytes of a text that are read at once."""
 
 
 @dataclass(frozen=True)
@@ -161,6 +173,47 @@ def read_text(path: Path, limit: int = 1 << 32) -> str:
         raise DataError(f"`{path}` is not UTF-8", why=str(error)) from error
 
 
+def read_pieces(path: Path) -> Iterator[str]:
+    """Yield the text of a file, compressed or not, in pieces of a bounded size.
+
+    Args:
+        path: The file, in UTF-8.
+
+    Raises:
+        DataError: It cannot be read, or is no UTF-8.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    with open_text(str(path)) as stream:
+        try:
+            while block := stream.read(_BLOCK):
+                if text := decoder.decode(block):
+                    yield text
+            if text := decoder.decode(b"", final=True):
+                yield text
+        except UnicodeDecodeError as error:
+            raise DataError(f"`{path}` is not UTF-8", why=str(error)) from error
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    """Yield the lines of a text file, compressed or not, with their ends; a very long one divided.
+
+    Args:
+        path: The file, in UTF-8.
+
+    Raises:
+        DataError: It cannot be read, or is no UTF-8.
+    """
+    held = ""
+    for piece in read_pieces(path):
+        *lines, held = (held + piece).splitlines(keepends=True)
+        yield from lines
+        if len(held) > _LONGEST:
+            yield held
+            held = ""
+    if held:
+        yield held
+
+
 def find_files(task: Task, data: Path) -> list[Path]:
     """Return the files of a task.
 
@@ -200,29 +253,46 @@ def examples_of(task: Task, files: Sequence[Path]) -> list[Example]:
     Raises:
         DataError: A file cannot be read, has another layout, or there are no examples.
     """
-    found: list[Example] = []
-    try:
-        for path in files:
-            found += task.examples(path)
-    except LmcoreError:
-        raise
-    except Exception as error:
-        raise DataError(
-            f"the task `{task.name}` fails after {counted(len(found), 'example')}",
-            why=f"{type(error).__name__}: {error}",
-            hint="look at its function `examples`",
-        ) from error
-    for number, example in enumerate(found, 1):
-        _require_example(example, f"example {number} of the task `{task.name}`")
-    if not found:
+    return list(iter_examples(task, files))
+
+
+def iter_examples(task: Task, files: Sequence[Path]) -> Iterator[Example]:
+    """Yield the examples of the files of a task, as they are read.
+
+    Args:
+        task: The task.
+        files: Its files.
+
+    Raises:
+        DataError: A file cannot be read, has another layout, or there are no examples.
+    """
+    count = 0
+    for path in files:
+        examples = iter(task.examples(path))
+        while True:
+            try:
+                example = next(examples, None)
+            except LmcoreError:
+                raise
+            except Exception as error:
+                raise DataError(
+                    f"the task `{task.name}` fails after {counted(count, 'example')}",
+                    why=f"{type(error).__name__}: {error}",
+                    hint="look at its function `examples`",
+                ) from error
+            if example is None:
+                break
+            count += 1
+            _require_example(example, f"example {count} of the task `{task.name}`")
+            yield example
+    if not count:
         listed = ", ".join(f"`{path}`" for path in files)
         raise DataError(f"{listed} has no examples of the task `{task.name}`", why="it is empty")
-    return found
 
 
 def _require_example(example: object, where: str) -> None:
     """Raise a `DataError` if a task, which a user may have written, made something else."""
-    if not isinstance(example, Text | Continued | Choices):
+    if not isinstance(example, Text | TextFile | Continued | Choices):
         raise DataError(
             f"{where} is no example",
             why=f"it is a `{type(example).__name__}`",

@@ -51,7 +51,7 @@ class Journal:
             RunError: It cannot be read or written.
         """
         self.path = path
-        self._held: dict[str, dict[int, LogLikelihood]] = {}
+        self._places: dict[str, list[int]] = {}
         try:
             if path.exists():
                 self._read()
@@ -62,14 +62,24 @@ class Journal:
             ) from error
 
     def known(self, key: str) -> Mapping[int, LogLikelihood]:
-        """Return the results of requests by their number.
+        """Return the results of requests by their number, read from the file.
 
         Args:
             key: Result of `requests_key`.
+
+        Raises:
+            RunError: The file cannot be read.
         """
-        found = self._held.get(key, {})
-        if found:
-            logger.info("`%s` has %s of this task", self.path, counted(len(found), "result"))
+        found: dict[int, LogLikelihood] = {}
+        if key not in self._places:
+            return found
+        try:
+            with self.path.open("rb") as stream:
+                for place in self._places[key]:
+                    stream.seek(place)
+                    found |= _results(stream.readline(_LONGEST))[1]
+        except (OSError, ValueError) as error:
+            raise RunError(f"cannot read `{self.path}`", why=str(error)) from error
         return found
 
     def add(self, key: str, found: Mapping[int, LogLikelihood]) -> None:
@@ -93,14 +103,32 @@ class Journal:
         self.path.unlink(missing_ok=True)
 
     def _read(self) -> None:
+        """Find the lines that have results of each key; the results stay in the file."""
+        count = place = 0
         with self.path.open("rb") as stream:
             for line in iter(lambda: stream.readline(_LONGEST), b""):
                 try:
-                    record = json.loads(line)
-                    results = {
-                        int(number): LogLikelihood(float(logprob), bool(greedy), int(tokens))
-                        for number, logprob, greedy, tokens in record["results"]
-                    }
-                    self._held.setdefault(str(record["key"]), {}).update(results)
-                except (ValueError, KeyError, TypeError, RecursionError):
+                    key, results = _results(line)
+                    self._places.setdefault(key, []).append(place)
+                    count += len(results)
+                except ValueError:
                     logger.warning("a line of `%s` cannot be read and is left out", self.path)
+                place += len(line)
+        if count:
+            logger.info("`%s` has %s of an evaluation", self.path, counted(count, "result"))
+
+
+def _results(line: bytes) -> tuple[str, dict[int, LogLikelihood]]:
+    """Return the key and the results of a line.
+
+    Raises:
+        ValueError: It has none.
+    """
+    try:
+        record = json.loads(line)
+        return str(record["key"]), {
+            int(number): LogLikelihood(float(logprob), bool(greedy), int(tokens))
+            for number, logprob, greedy, tokens in record["results"]
+        }
+    except (KeyError, TypeError, RecursionError) as error:
+        raise ValueError(repr(error)) from error

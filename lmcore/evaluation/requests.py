@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lmcore.base.errors import DataError
 from lmcore.data.tokenizer import special_ids
-from lmcore.evaluation.likelihood import Scored
-from lmcore.evaluation.task import Choices, Continued, Example, Text
+from lmcore.evaluation.encode_pieces import encoded_pieces
+from lmcore.evaluation.passes import Scored
+from lmcore.evaluation.task import Choices, Continued, Example, Text, TextFile
 
 if TYPE_CHECKING:
     from lmcore.data.tokenizer import Tokenizer
@@ -17,25 +19,25 @@ if TYPE_CHECKING:
 __all__ = ["RequestMaker", "windows"]
 
 
-def windows(tokens: Sequence[int], length: int, stride: int) -> Iterator[Scored]:
+def windows(tokens: Iterable[int], length: int, stride: int) -> Iterator[Scored]:
     """Yield the windows by which every token but the first is predicted once.
 
     The first window has up to *length* inputs.  Each further one moves on by *stride* tokens, which
     it predicts, and has the *length* tokens before the last of them as inputs.
 
     Args:
-        tokens: Token ids; the first one is read and not predicted.
+        tokens: Token ids, taken as they are needed; the first one is read and not predicted.
         length: Most tokens that the model reads.
         stride: Tokens that each further window predicts, at most *length*.
     """
-    count = len(tokens) - 1
-    end = min(length, count)
-    if end:
-        yield Scored(tuple(tokens[:1]), tuple(tokens[1 : end + 1]))
-    while end < count:
-        before, end = end, min(end + stride, count)
-        begin = max(0, end - length)
-        yield Scored(tuple(tokens[begin : before + 1]), tuple(tokens[before + 1 : end + 1]))
+    left = iter(tokens)
+    held = list(itertools.islice(left, length + 1))
+    if len(held) > 1:
+        yield Scored(tuple(held[:1]), tuple(held[1:]))
+    while new := list(itertools.islice(left, stride)):
+        held = [*held, *new][-length - 1 :]
+        first = len(held) - len(new)
+        yield Scored(tuple(held[:first]), tuple(held[first:]))
 
 
 @dataclass
@@ -65,8 +67,8 @@ class RequestMaker:
         Raises:
             DataError: It has nothing to predict, or an answer is longer than the model's positions.
         """
-        if isinstance(example, Text):
-            return self.of_text(example.text)
+        if isinstance(example, Text | TextFile):
+            return list(self.windows_of(example))
         if isinstance(example, Continued):
             return [self._of_end(example)]
         assert isinstance(example, Choices)
@@ -85,7 +87,7 @@ class RequestMaker:
         Raises:
             DataError: The tokenizer has no token to begin a text with.
         """
-        return list(windows([self.first, *self._encode(text)], self.positions, self.stride))
+        return list(self.windows_of(Text(text, text)))
 
     def of_pair(self, context: str, continuation: str) -> Scored:
         """Return the request for the tokens of a text after a context.
@@ -98,6 +100,19 @@ class RequestMaker:
             DataError: See `of`.
         """
         return self._fitted(*self._divided(context, continuation))
+
+    def windows_of(self, example: Text | TextFile) -> Iterator[Scored]:
+        """Yield the requests of a text, in order, as it is read.
+
+        Args:
+            example: The text.
+
+        Raises:
+            DataError: Its file cannot be read, or the tokenizer has no token to begin a text with.
+        """
+        pieces = example.pieces() if isinstance(example, TextFile) else [example.text]
+        tokens = encoded_pieces(self._encode, pieces)
+        return windows(itertools.chain([self.first], tokens), self.positions, self.stride)
 
     def _of_end(self, example: Continued) -> Scored:
         if example.whole:

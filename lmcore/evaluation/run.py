@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,18 +11,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmcore.base.errors import ConfigError, DataError, counted
-from lmcore.evaluation.files import examples_of
+from lmcore.evaluation.files import examples_of, iter_examples
 from lmcore.evaluation.journal import Journal, requests_key
-from lmcore.evaluation.likelihood import Likelihoods, Scored
+from lmcore.evaluation.likelihood import Likelihoods, PassPool, Scored
 from lmcore.evaluation.requests import RequestMaker
 from lmcore.evaluation.score import LogLikelihood, Metric, Score, metrics_of, score_of
-from lmcore.evaluation.task import Choices, Example, Task
+from lmcore.evaluation.task import Choices, Example, Task, Text, TextFile
+from lmcore.evaluation.texts import score_texts
 
 if TYPE_CHECKING:
     from lmcore.generation.load import LoadedModel
 
 __all__ = [
     "AskedTask",
+    "AskedTexts",
+    "Evaluation",
     "TaskProgress",
     "TaskResult",
     "ask",
@@ -40,19 +44,22 @@ class TaskProgress:
     Attributes:
         task: Name of the task.
         done: Number of requests that are computed.
-        total: Number of requests that are to be computed.
+        total: Number of requests that are to be computed; None: it is not known before all texts
+            are read.
         seconds: Time since the first one.
     """
 
     task: str
     done: int
-    total: int
+    total: int | None
     seconds: float
 
     @property
     def seconds_left(self) -> float | None:
-        """Estimate of the time left; None at the beginning."""
-        return self.seconds / self.done * (self.total - self.done) if self.done else None
+        """Estimate of the time left; None at the beginning, and for texts."""
+        if not self.done or self.total is None:
+            return None
+        return self.seconds / self.done * (self.total - self.done)
 
 
 @dataclass(frozen=True)
@@ -61,11 +68,12 @@ class TaskResult:
 
     Attributes:
         task: The task.
-        examples: Its examples.
-        scores: Score of each.
+        examples: Its examples; none of texts, which are not kept.
+        scores: Score of each; of texts, one of all together.
         metrics: The metrics by name.
         cut: Number of contexts that were cut, since the model has too few positions.
-        seconds: Time of the model's passes.
+        seconds: Time of the model's passes; of texts, with the time of reading.
+        count: Number of examples.
     """
 
     task: Task
@@ -74,25 +82,34 @@ class TaskResult:
     metrics: Mapping[str, Metric]
     cut: int
     seconds: float
+    count: int
 
     @property
     def name(self) -> str:
         """Name of the task."""
         return self.task.name
 
-    @property
-    def count(self) -> int:
-        """Number of examples."""
-        return len(self.examples)
-
     def records(self) -> Iterator[dict[str, Any]]:
-        """Yield a record of each example and its score."""
-        for number, (example, score) in enumerate(zip(self.examples, self.scores, strict=True)):
+        """Yield a record of each example that is kept, and its score."""
+        for number, (example, score) in enumerate(zip(self.examples, self.scores, strict=False)):
             yield example_record(number, example, score)
 
     def details(self) -> dict[str, object]:
         """Return what else identifies the scores: nothing."""
         return {}
+
+
+@dataclass(frozen=True)
+class AskedTexts:
+    """Texts of a task, which are read while they are scored.
+
+    Attributes:
+        task: The task.
+        examples: Its examples, taken as they are needed.
+    """
+
+    task: Task
+    examples: Iterator[Example]
 
 
 @dataclass(frozen=True)
@@ -126,7 +143,124 @@ class AskedTask:
             for example, count in zip(self.examples, self.counts, strict=True)
         ]
         metrics = metrics_of(self.task.metrics, scores)
-        return TaskResult(self.task, self.examples, scores, metrics, self.cut, seconds)
+        count = len(self.examples)
+        return TaskResult(self.task, self.examples, scores, metrics, self.cut, seconds, count)
+
+
+class Evaluation:
+    """Evaluation of one model: all tasks are asked, then each is scored."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        *,
+        tokens: int,
+        stride: int | None = None,
+        limit: int | None = None,
+        journal: Journal | None = None,
+        pool: PassPool | None = None,
+    ) -> None:
+        """Take the model.
+
+        Args:
+            loaded: Causal language model with its tokenizer.
+            tokens: Tokens whose results are read from the device together.
+            stride: Tokens that each further window of a text predicts; None: as many as the model
+                has positions, so that windows do not overlap.
+            limit: Number of examples that are taken from the beginning; None: all.
+            journal: File of an earlier evaluation that was stopped, which is continued; None: there
+                is none, and none is written.
+            pool: Models that compute the passes; None: this one.
+
+        Raises:
+            ConfigError: The stride is larger than the model's positions.
+        """
+        self._model = Likelihoods(loaded, tokens=tokens, pool=pool)
+        positions = self._model.positions
+        if stride is not None and stride > positions:
+            raise ConfigError(
+                f"`--stride {stride}` is more than the model's {positions} positions",
+                why="tokens between two windows would not be predicted",
+                hint=f"use `--stride {positions}` or less",
+            )
+        self._maker = RequestMaker(loaded.tokenizer, positions, stride or positions)
+        self._limit, self._journal = limit, journal
+        self._identity = "" if journal is None else identity(loaded)
+
+    def ask(self, task: Task, files: Sequence[Path]) -> AskedTask | AskedTexts:
+        """Return the requests of a task; of texts, which may be large, the first one is read.
+
+        Args:
+            task: The task.
+            files: Files of the task.
+
+        Raises:
+            DataError: A file has another layout, or an example has nothing to predict.
+        """
+        examples = iter_examples(task, files)
+        first = next(examples)
+        examples = itertools.islice(itertools.chain([first], examples), self._limit)
+        if isinstance(first, Text | TextFile):
+            return AskedTexts(task, examples)
+        return _asked(task, list(examples), self._maker)
+
+    def score(
+        self,
+        asked: AskedTask | AskedTexts,
+        *,
+        progress: Callable[[TaskProgress], None] = lambda _progress: None,
+        record: Callable[[Mapping[str, Any]], object] | None = None,
+    ) -> TaskResult:
+        """Return the model's result on a task.
+
+        Args:
+            asked: Result of `ask`; texts can be scored once.
+            progress: Called after some passes.
+            record: Called with the record of each example, in order; None: none are made.
+
+        Raises:
+            DataError: A text cannot be read.
+            RunError: The model's logits are not finite.
+        """
+        if isinstance(asked, AskedTexts):
+            return self._score_texts(asked, progress, record)
+        requests, journal, begin = asked.requests, self._journal, time.perf_counter()
+        key = "" if journal is None else requests_key(self._identity, requests)
+        known = {} if journal is None else journal.known(key)
+        count, total, name = 0, len(requests) - len(known), asked.task.name
+
+        def done(made: Mapping[int, LogLikelihood]) -> None:
+            nonlocal count
+            count += len(made)
+            if journal is not None:
+                journal.add(key, made)
+            progress(TaskProgress(name, count, total, time.perf_counter() - begin))
+
+        found = self._model.of(requests, done, known)
+        result = asked.result(found, time.perf_counter() - begin)
+        if record is not None:
+            for each in result.records():
+                record(each)
+        return result
+
+    def _score_texts(
+        self,
+        asked: AskedTexts,
+        progress: Callable[[TaskProgress], None],
+        record: Callable[[Mapping[str, Any]], object] | None,
+    ) -> TaskResult:
+        name = asked.task.name
+        found = score_texts(
+            self._model,
+            asked.examples,
+            self._maker,
+            identity=self._identity,
+            journal=self._journal,
+            progress=lambda done, seconds: progress(TaskProgress(name, done, None, seconds)),
+            record=record,
+        )
+        metrics = metrics_of(asked.task.metrics, [found.score])
+        return TaskResult(asked.task, (), (found.score,), metrics, 0, found.seconds, found.count)
 
 
 def evaluate(
@@ -137,52 +271,21 @@ def evaluate(
     tokens: int,
     stride: int | None = None,
     limit: int | None = None,
-    progress: Callable[[TaskProgress], None] = lambda _progress: None,
-    journal: Journal | None = None,
 ) -> TaskResult:
     """Return a model's result on a task.
 
     Args:
-        loaded: Causal language model with its tokenizer.
+        loaded, tokens, stride, limit: See `Evaluation`.
         task: The task.
         files: Files of the task.
-        tokens: Tokens of a pass.
-        stride: Tokens that each further window of a text predicts; None: as many as the model has
-            positions, so that windows do not overlap.
-        limit: Number of examples that are taken from the beginning; None: all.
-        progress: Called after each pass.
-        journal: File of an earlier evaluation that was stopped, which is continued; None: there is
-            none, and none is written.
 
     Raises:
         ConfigError: The stride is larger than the model's positions.
         DataError: A file has another layout, or an example has nothing to predict.
         RunError: The model's logits are not finite.
     """
-    model = Likelihoods(loaded, tokens=tokens)
-    if stride is not None and stride > model.positions:
-        raise ConfigError(
-            f"`--stride {stride}` is more than the model's {model.positions} positions",
-            why="tokens between two windows would not be predicted",
-            hint=f"use `--stride {model.positions}` or less",
-        )
-    maker = RequestMaker(loaded.tokenizer, model.positions, stride or model.positions)
-    asked = ask(task, files, maker, limit)
-    requests = asked.requests
-    key = "" if journal is None else requests_key(identity(loaded), requests)
-    known = {} if journal is None else journal.known(key)
-    count, begin = 0, time.perf_counter()
-
-    def done(made: Mapping[int, LogLikelihood]) -> None:
-        nonlocal count
-        count += len(made)
-        if journal is not None:
-            journal.add(key, made)
-        total = len(requests) - len(known)
-        progress(TaskProgress(task.name, count, total, time.perf_counter() - begin))
-
-    found = model.of(requests, done, known)
-    return asked.result(found, time.perf_counter() - begin)
+    evaluation = Evaluation(loaded, tokens=tokens, stride=stride, limit=limit)
+    return evaluation.score(evaluation.ask(task, files))
 
 
 def ask(
@@ -199,12 +302,15 @@ def ask(
     Raises:
         DataError: A file has another layout, or an example has nothing to predict.
     """
-    examples = examples_of(task, files)[:limit]
+    return _asked(task, examples_of(task, files)[:limit], maker)
+
+
+def _asked(task: Task, examples: Sequence[Example], maker: RequestMaker) -> AskedTask:
     asked = []
     cut = maker.cut
     for number, example in enumerate(examples, 1):
         try:
-            asked.append(maker.of(example))
+            asked.append(_with_common_contexts(maker.of(example)))
         except DataError as error:
             what = f"example {number} of the task `{task.name}`: {error.what}"
             raise DataError(what, why=error.why, hint=error.hint) from error
@@ -218,6 +324,12 @@ def ask(
         )
     requests = [one for each in asked for one in each]
     return AskedTask(task, examples, requests, [len(each) for each in asked], cut)
+
+
+def _with_common_contexts(requests: Sequence[Scored]) -> list[Scored]:
+    """Return requests whose equal contexts are one object in memory."""
+    contexts: dict[tuple[int, ...], tuple[int, ...]] = {}
+    return [Scored(contexts.setdefault(one.context, one.context), one.targets) for one in requests]
 
 
 def identity(loaded: LoadedModel) -> str:

@@ -10,13 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lmcore.base.errors import ConfigError, suggestion
-from lmcore.evaluation.task import Choices, Continued, Example, Task, Text
+from lmcore.evaluation.task import Choices, Continued, Example, Task, Text, TextFile
 
 __all__ = [
     "METRICS",
     "LogLikelihood",
     "Metric",
     "Score",
+    "TextSize",
     "check_metrics",
     "metrics_of",
     "score_of",
@@ -82,6 +83,28 @@ class Metric:
     error: float | None = None
 
 
+@dataclass
+class TextSize:
+    """Size of a text that is read in pieces.
+
+    Attributes:
+        words: Number of its parts between white space.
+        bytes: Number of its bytes in UTF-8.
+    """
+
+    words: int = 0
+    bytes: int = 0
+    _in_word: bool = False
+
+    def add(self, piece: str) -> None:
+        """Count a further piece of the text."""
+        if not piece:
+            return
+        self.words += len(piece.split()) - (self._in_word and not piece[0].isspace())
+        self._in_word = not piece[-1].isspace()
+        self.bytes += len(piece.encode())
+
+
 def score_of(example: Example, likelihoods: Sequence[LogLikelihood]) -> Score:
     """Return the score of an example.
 
@@ -90,9 +113,11 @@ def score_of(example: Example, likelihoods: Sequence[LogLikelihood]) -> Score:
         likelihoods: Log-likelihood of each of its requests, in order.
     """
     held = tuple(likelihoods)
-    if isinstance(example, Text):
-        original = example.original
-        return Score(held, words=len(original.split()), bytes=len(original.encode()))
+    if isinstance(example, Text | TextFile):
+        size = TextSize()
+        for piece in [example.original] if isinstance(example, Text) else example.pieces():
+            size.add(piece)
+        return Score(held, words=size.words, bytes=size.bytes)
     if isinstance(example, Continued):
         return Score(held, correct={"acc": float(held[0].greedy)})
     assert isinstance(example, Choices)

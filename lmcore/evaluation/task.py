@@ -19,6 +19,7 @@ __all__ = [
     "Example",
     "Task",
     "Text",
+    "TextFile",
     "named_tasks",
     "within",
 ]
@@ -35,6 +36,19 @@ class Text:
 
     text: str
     original: str
+
+
+@dataclass(frozen=True)
+class TextFile:
+    """File whose text is predicted as a `Text`, read in pieces since it may be large.
+
+    Attributes:
+        path: The file.
+        pieces: Returns the pieces of its text, from the beginning.
+    """
+
+    path: Path
+    pieces: Callable[[], Iterator[str]]
 
 
 @dataclass(frozen=True)
@@ -68,7 +82,7 @@ class Choices:
     gold: int
 
 
-Example = Text | Continued | Choices
+Example = Text | TextFile | Continued | Choices
 
 
 @dataclass(frozen=True)

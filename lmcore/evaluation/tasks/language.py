@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from lmcore.evaluation.files import json_rows, read_text
-from lmcore.evaluation.task import Continued, Task, Text, within
+from lmcore.evaluation.files import json_rows, read_lines, read_pieces
+from lmcore.evaluation.task import Continued, Task, Text, TextFile, within
 
 __all__ = ["LANGUAGE", "plain_text", "wikitext_text"]
 
@@ -55,15 +55,15 @@ def wikitext_text(text: str) -> str:
     return text
 
 
-def plain_text(path: Path) -> Iterator[Text]:
+def plain_text(path: Path) -> Iterator[Text | TextFile]:
     """Yield the texts of a file: of each JSON line its `text`, otherwise all of it as one."""
     if ".jsonl" in path.suffixes or ".json" in path.suffixes:
         for row in json_rows(path):
             text = row.text("text", "page")
             yield Text(text, text)
         return
-    if text := read_text(path):
-        yield Text(text, text)
+    if next(read_pieces(path), ""):
+        yield TextFile(path, lambda: read_pieces(path))
 
 
 def _articles(path: Path) -> Iterator[Text]:
@@ -74,7 +74,7 @@ def _articles(path: Path) -> Iterator[Text]:
             yield Text(wikitext_text(text), text)
         return
     lines: list[str] = []
-    for line in read_text(path).splitlines(keepends=True):
+    for line in read_lines(path):
         if _HEADING.match(line.rstrip("\n")) and any(one.strip() for one in lines):
             yield _article(lines)
             lines = []

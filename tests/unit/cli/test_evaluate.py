@@ -66,6 +66,41 @@ def test_table_of_two_checkpoints(runs: Path, capsys: pytest.CaptureFixture[str]
     assert rows[0].count("±") == 2
 
 
+def test_a_checkpoint_twice(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither result is lost."""
+    flags = ["--task", "lambada", "--task-data", str(runs), "--json"]
+    assert call(runs, *flags, checkpoints=("run-3", "run-4", "run-3")) == 0
+    found = json.loads(capsys.readouterr().out)
+    first, other, again = found
+    assert again == f"{first} (2)"
+    assert found[first]["lambada"]["metrics"] == found[again]["lambada"]["metrics"]
+    assert found[first]["lambada"]["metrics"] != found[other]["lambada"]["metrics"]
+
+
+def test_a_wrong_example_is_found_before_the_first_pass(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer of the second task is too long: nothing of the first is computed."""
+    from lmcore.evaluation.likelihood import Likelihoods
+
+    row = {"query": "Is it?", "choices": ["yes", "n" * 80], "gold": 0}
+    (tmp_path / "openbook_qa.jsonl").write_text(json.dumps(row))
+    monkeypatch.setattr(Likelihoods, "compute", None)
+    files = ("--task-data", str(runs), f"openbookqa={tmp_path / 'openbook_qa.jsonl'}")
+    with pytest.raises(DataError, match="example 1 of the task `openbookqa`: an answer has 81"):
+        call(runs, "--task", "lambada,openbookqa", *files)
+
+
+def test_records_of_texts(runs: Path, tmp_path: Path) -> None:
+    """A text has its windows; of a long one there is the file, not the text."""
+    path = tmp_path / "a.jsonl"
+    assert call(runs, "--text", str(runs / "book.txt"), "--examples", str(path)) == 0
+    (record,) = [json.loads(line) for line in path.read_text().splitlines()]
+    assert (record["file"], record["words"]) == (str(runs / "book.txt"), 120)
+    assert sum(record["tokens"]) == record["bytes"] == (runs / "book.txt").stat().st_size
+    assert len(record["logprobs"]) == 9
+
+
 def test_files_of_results(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--task", "openbookqa", "--task-data", f"openbookqa={runs / 'openbook_qa.jsonl'}"]
     flags += ["--output", str(tmp_path / "a.json"), "--examples", str(tmp_path / "a.jsonl")]

@@ -11,7 +11,7 @@ import pytest
 
 from lmcore.base.errors import ConfigError, DataError
 from lmcore.evaluation.files import examples_of, find_files
-from lmcore.evaluation.task import Choices, Continued, Example, Task, Text, named_tasks
+from lmcore.evaluation.task import Choices, Continued, Example, Task, Text, TextFile, named_tasks
 from lmcore.evaluation.tasks import TASKS
 from lmcore.evaluation.tasks.language import plain_text, wikitext_text
 
@@ -174,7 +174,9 @@ def test_files_without_examples(tmp_path: Path) -> None:
 
 def test_texts(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one\ntwo")
-    assert list(plain_text(tmp_path / "a.txt")) == [Text("one\ntwo", "one\ntwo")]
+    (one,) = plain_text(tmp_path / "a.txt")
+    assert isinstance(one, TextFile)
+    assert "".join(one.pieces()) == "one\ntwo"
     path = written(tmp_path / "a.jsonl", [{"text": "one"}, {"text": "two"}])
     assert list(plain_text(path)) == [Text("one", "one"), Text("two", "two")]
 
