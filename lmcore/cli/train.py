@@ -19,7 +19,7 @@ from lmcore.cli.selection import find_plugins
 from lmcore.cli.streams import outlive_readers
 from lmcore.config.options.command_line import wants_help
 from lmcore.config.options.help import render_run_help
-from lmcore.model.family import answers_prompts, fills_masks
+from lmcore.model.family import answers_prompts, family_of, fills_masks
 from lmcore.plugin.registrations import plugin_sections
 from lmcore.runtime.device_choice import prepare_environment
 
@@ -220,6 +220,9 @@ def _example(result: RunResult, plan: RunPlan) -> Iterator[str]:
         yield f"answers         {command} --prompt TEXT"
     elif fills_masks(plan.shape):
         yield f"fill masks      {command} --fill-mask --prompt 'TEXT [MASK] TEXT'"
+    elif family_of(plan.shape).name == "ICT":
+        build = f"lmcore index build {shlex.quote(str(result.directory))}"
+        yield f"find blocks     {build} --data-path PREFIX --output DIR"
 
 
 def _losses(summary: Mapping[str, Any]) -> Iterator[str]:

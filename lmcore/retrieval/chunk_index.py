@@ -17,7 +17,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -47,6 +47,7 @@ __all__ = [
     "build_chunk_index",
     "chunk_texts",
     "encoder_of",
+    "fingerprint_of",
 ]
 
 logger = logging.getLogger(__name__)
@@ -130,6 +131,7 @@ def build_chunk_index(
     shard: int,
     batch: int,
     faiss: FaissSettings,
+    check: Callable[[], None] | None = None,
 ) -> ChunkIndex:
     """Write the missing shards of an index, wait for other processes, and return it.
 
@@ -141,6 +143,7 @@ def build_chunk_index(
         shard: Chunks of a shard.
         batch: Number of chunks that are encoded together.
         faiss: Settings of a Faiss index.
+        check: Function that is called when the directory fits, before anything is computed.
 
     Raises:
         ConfigError: The directory has an index of another encoder, database or sizes, or other
@@ -161,6 +164,8 @@ def build_chunk_index(
         _new_faiss(record, faiss.factory)  # a wrong string is known before the vectors are computed
     store = _store(path)
     begin(path / _RECORD, record, store, _PARTS)
+    if check is not None:
+        check()
 
     def make(number: int) -> Float32:
         first = number * shard
@@ -181,6 +186,18 @@ def encoder_of(path: Path) -> str:
         DataError: There is no index.
     """
     return read_record(path / _RECORD, ChunkIndexRecord, _store(path)).checkpoint
+
+
+def fingerprint_of(encoder: ChunkEncoder, database: ChunkDatabase, faiss: FaissSettings) -> str:
+    """Return the fingerprint that an index will have; see `ChunkIndex.fingerprint`."""
+    key = database.record.fingerprint
+    return _fingerprint(encoder.fingerprint(), key, faiss, inner_product=encoder.inner_product)
+
+
+def _fingerprint(encoder: str, database: str, faiss: FaissSettings, *, inner_product: bool) -> str:
+    values = [encoder, database, inner_product]
+    values += [dataclasses.asdict(faiss)] if faiss.factory else []
+    return hashlib.blake2b(json.dumps(values).encode(), digest_size=16).hexdigest()
 
 
 def _store(path: Path) -> ShardStore:
@@ -229,9 +246,9 @@ class ChunkIndex:
     def fingerprint(self) -> str:
         """Hash of everything that the results of a search depend on."""
         record = self.record
-        values = [record.encoder, record.database, record.inner_product]
-        values += [dataclasses.asdict(self.faiss)] if self.faiss.factory else []
-        return hashlib.blake2b(json.dumps(values).encode(), digest_size=16).hexdigest()
+        return _fingerprint(
+            record.encoder, record.database, self.faiss, inner_product=record.inner_product
+        )
 
     def shards(self) -> Iterator[tuple[int, Float32]]:
         """Yield the number of the first chunk, and the vectors, of each shard."""

@@ -23,6 +23,7 @@ from lmcore.data.chunks.neighbours import (
     begin_neighbours,
     neighbours_path,
     neighbours_store,
+    require_same_search,
 )
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
     Int64 = npt.NDArray[np.int64]
 
-__all__ = ["NeighbourSettings", "SourceQueries", "find_neighbours"]
+__all__ = ["NeighbourSettings", "SourceQueries", "find_neighbours", "require_new_search"]
 
 logger = logging.getLogger(__name__)
 
@@ -82,6 +83,49 @@ class SourceQueries:
     seq_length: int
 
 
+def require_new_search(
+    directory: Path,
+    queries: SourceQueries,
+    database: ChunkDatabase,
+    index: str,
+    settings: NeighbourSettings,
+) -> None:
+    """Refuse neighbours of a source that are there already and were found in another way.
+
+    Args:
+        directory: Directory of the project.
+        queries: The samples.
+        database: Database of the chunks.
+        index: Fingerprint of the index that will be searched.
+        settings: Settings of the search.
+
+    Raises:
+        ConfigError: They were.
+        DataError: Their record is damaged.
+    """
+    path = neighbours_path(directory, queries.part, queries.samples.order)
+    require_same_search(path, _record(queries, database, index, settings))
+
+
+def _record(
+    queries: SourceQueries, database: ChunkDatabase, index: str, settings: NeighbourSettings
+) -> NeighboursRecord:
+    length = database.record.chunk_length
+    return NeighboursRecord(
+        part=queries.part,
+        samples=queries.samples.order,
+        source=queries.name,
+        seq_length=queries.seq_length,
+        chunk_length=length,
+        num_neighbors=settings.num_neighbors,
+        num_queried=settings.num_queried,
+        num_samples=queries.num_samples,
+        block=max(settings.block // (queries.seq_length // length), 1),
+        database=database.record.fingerprint,
+        index=index,
+    )
+
+
 def find_neighbours(
     directory: Path,
     queries: SourceQueries,
@@ -116,21 +160,8 @@ def find_neighbours(
     index.require_encoder(encoder)
     index.require_database(database)
     chunks = queries.seq_length // length
-    record = NeighboursRecord(
-        part=queries.part,
-        samples=queries.samples.order,
-        source=queries.name,
-        seq_length=queries.seq_length,
-        chunk_length=length,
-        num_neighbors=settings.num_neighbors,
-        num_queried=settings.num_queried,
-        num_samples=queries.num_samples,
-        block=max(settings.block // chunks, 1),
-        database=database.record.fingerprint,
-        index=index.fingerprint,
-    )
     path = neighbours_path(directory, queries.part, queries.samples.order)
-    record = begin_neighbours(path, record)
+    record = begin_neighbours(path, _record(queries, database, index.fingerprint, settings))
     sets = _numbers_of(database, queries.indexed)
 
     def make(number: int) -> npt.NDArray[np.signedinteger]:

@@ -222,10 +222,9 @@ def build_index(
     )
     store = _store(output)
     begin(output / _RECORD, record, store, _PARTS)
-    blocks = output / _BLOCKS
-    if not blocks.exists():
-        buffer = io.BytesIO()
-        np.save(buffer, source.rows)
+    blocks, buffer = output / _BLOCKS, io.BytesIO()
+    np.save(buffer, source.rows)
+    if not blocks.exists() or blocks.read_bytes() != buffer.getvalue():
         write_atomically(blocks, buffer.getvalue())
 
     def make(number: int) -> npt.NDArray[np.float32]:
@@ -239,8 +238,9 @@ def build_index(
 
 _PARTS = {
     "encoder": "encoder",
-    "data": "data",
     "seq_length": "length of the blocks",
+    "one_sentence": "choice by `--use-one-sent-docs`",
+    "data": "dataset, or other titles",
     "size": "size of the vectors",
     "shard": "number of blocks of a shard",
 }
@@ -282,8 +282,8 @@ class BlockIndex:
         """
         if (found := encoder.fingerprint()) != self.record.encoder:
             raise ConfigError(
-                f"the index `{self.path}` was built by another encoder",
-                why=f"it has the fingerprint {self.record.encoder[:16]} of "
+                f"the index `{self.path}` was built by another encoder or tokenizer",
+                why=f"it has the fingerprint {self.record.encoder[:16]} of both in "
                 f"`{self.record.checkpoint}`; `{encoder.checkpoint}` has {found[:16]}",
                 hint="give the checkpoint that it was built with, or build an index with this one",
             )
@@ -295,6 +295,14 @@ class BlockIndex:
             ConfigError, DataError: The dataset is gone, or another now.
         """
         record = self.record
+        for prefix in filter(None, (record.data_path, record.titles_data_path)):
+            if not Path(f"{prefix}.idx").exists():
+                raise DataError(
+                    f"the data of the index `{self.path}` is gone",
+                    why=f"no such file: `{prefix}.idx`",
+                    hint="if it was moved, run the same `lmcore index build` with the new paths: "
+                    "it computes nothing again",
+                )
         source = BlockSource(
             encoder,
             record.data_path,

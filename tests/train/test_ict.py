@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -72,6 +74,20 @@ def test_training_and_resuming(train: Any, assert_same: Any, sentences: str) -> 
     assert "use_one_sent_docs" in other.err or "order" in other.err, other.err
 
 
+def test_encoders_of_another_run(train: Any, assert_same: Any, sentences: str) -> None:
+    """`--ict-load` takes the weights alone and begins at step 0, as `--load DIR --finetune`."""
+    flags = f"{FLAGS} --data-path {sentences} --eval-iters 0"
+    first = train("first", f"{flags} --train-iters 2")
+    assert first.status == 0, first.err
+    flags = f"{flags} --train-iters 1 --lr 1e-3 --seed 5"
+    again = train("again", f"{flags} --ict-load {first.directory}")
+    assert again.status == 0, again.err
+    same = train("same", f"{flags} --load {first.directory} --finetune")
+    assert [row["step"] for row in again.rows] == [1]
+    assert again.curve() == same.curve()
+    assert_same(again.saved(), same.saved())
+
+
 def test_refused(train: Any, sentences: str) -> None:
     """Settings that do not go together are named before anything is trained."""
     flags = f"{FLAGS} --train-iters 1"
@@ -83,6 +99,7 @@ def test_refused(train: Any, sentences: str) -> None:
         f"--data-path {sentences} --titles-data-path {sentences}": "titles for",
         f"--data-path {sentences} --context-parallel-size 2": "not supported by ICT models",
         f"--data-path {sentences} --bert-load nowhere": "`nowhere`",
+        f"--data-path {sentences} --ict-load {bert.directory}": "of another family of models",
     }.items():
         without = flags.replace("--hidden-size 32", "") if "--hidden-size" in option else flags
         run = train("run", f"{without} {option}")
@@ -98,6 +115,30 @@ def trained(train_once: Callable[..., Any], sentences: str) -> Any:
         f"{FLAGS} {SHARED} --train-iters 100 --lr 1e-3 --eval-interval 100 --eval-iters 2",
         sentences,
     )
+
+
+def test_the_checkpoint_of_an_index(
+    trained: Any, sentences: str, tmp_path: Path, capsys: Any, monkeypatch: Any
+) -> None:
+    """Megatron's flag names it; a search names it if it is gone, and wrong questions."""
+
+    def error(*argv: str) -> str:
+        assert main(["index", *argv]) != 0
+        return str(capsys.readouterr().err)
+
+    index, run = str(tmp_path / "index"), tmp_path / "run"
+    shutil.copytree(trained.directory, run)
+    build = ["build", "--data-path", sentences, "--output", index, "--device", "cpu"]
+    assert "needs a run or checkpoint" in error(*build)
+    assert "two checkpoints" in error(*build, str(run), "--ict-load", str(trained.directory))
+    assert main(["index", *build, "--ict-load", str(run)]) == 0
+    run.rename(tmp_path / "moved")
+    search = ["search", index, "--device", "cpu"]
+    assert "its new place by `--load DIR`" in error(*search, "t1")
+    assert main(["index", *search, "t1", "--load", str(tmp_path / "moved")]) == 0
+    assert "leave one of them out" in error(*search, "t1", "--questions", "file")
+    monkeypatch.setattr("sys.stdin", io.StringIO("t1\n\n"))
+    assert "line 2 of standard input" in error(*search, "-")
 
 
 def test_held_out_text_is_found(trained: Any, sentences: str, tmp_path: Path, capsys: Any) -> None:

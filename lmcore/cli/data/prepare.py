@@ -198,6 +198,7 @@ def _next(report: PrepareReport, request: PrepareRequest) -> str:
         return (
             f"lmcore data inspect {prefix}\n"
             "Documents that are split into sentences are for `lmcore train --model-family bert`, "
-            "or\n`t5` with `--vocab-extra-ids`; GPT and Llama take documents that are not split"
+            "`ict`,\nor `t5` with `--vocab-extra-ids`; GPT and Llama take documents that are not "
+            "split"
         )
     return f"lmcore train --data-path {prefix}"

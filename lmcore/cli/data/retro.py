@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from lmcore.data.tokenizer import Tokenizer
     from lmcore.retrieval.chunk_encoder import ChunkEncoder
     from lmcore.retrieval.chunk_index import ChunkIndex, FaissSettings
-    from lmcore.retrieval.find_neighbours import SourceQueries
+    from lmcore.retrieval.find_neighbours import NeighbourSettings, SourceQueries
     from lmcore.runtime.launch.rank import RankInfo
     from lmcore.train.datasets import RunDatasets
 
@@ -51,6 +51,12 @@ several hosts, may work at once: start the same command in each.
 
 _FAMILY_FLAGS = ("--model-family", "--model-type", "--retro-add-retriever", "--continue")
 """Flags that say which model the run has; without one of them it is a Retro."""
+
+_OF_A_RUN = ("checkpoints", "metrics.jsonl", "manifest.json", "config.json")
+"""Files and folders in a directory of a run or of a checkpoint, one of them at least."""
+_GLOBAL_BATCH = {"--global-batch-size", "--retro-gpt-global-batch-size"}
+"""Flags of the number of samples of a step, which no longer depends on micro-batches."""
+_MICRO_BATCH = {"--micro-batch-size", "--batch-size"}
 
 
 def run(argv: list[str]) -> int:
@@ -71,6 +77,9 @@ def run(argv: list[str]) -> int:
     with_own = SectionsWithRetro(sections.sections, sections.left_out)
     named = any(word.startswith(_FAMILY_FLAGS) for word in argv)
     argv = argv if named else [*argv, "--model-family", "retro"]
+    given = {word.partition("=")[0] for word in argv}
+    if given & _GLOBAL_BATCH and not given & _MICRO_BATCH:
+        argv = [*argv, "--micro-batch-size", "1"]
     planned = plan_run(argv, plugins, rank, with_own)
     settings = dict(planned.plan.config.plugins)
     section = settings.pop(NAME)
@@ -92,7 +101,14 @@ def _check_run(plan: RunPlan, section: RetroDataSection, steps: tuple[str, ...])
             "`--retro-project-dir` is required",
             hint="name a directory, which is made, for the database, the index and the neighbours",
         )
-    index = index_path(Path(plan.config.retro.retro_project_dir))
+    project = Path(plan.config.retro.retro_project_dir)
+    if any((project / name).exists() for name in _OF_A_RUN):
+        raise ConfigError(
+            f"`--retro-project-dir {project}` is the directory of a run or of a checkpoint",
+            why="the files of a project would be among its files",
+            hint="name another directory, which is made",
+        )
+    index = index_path(project)
     if STEPS[1] in steps and section.retro_encoder is None and not index.is_dir():
         raise ConfigError(
             "`--retro-encoder` is required to build an index of chunks",
@@ -132,7 +148,8 @@ class _Work:
         # The encoder first: what is wrong with it is known before a long build.
         with self._encoder(directory) as encoder:
             database = self._database(directory, datasets, tokenizer, build=STEPS[0] in steps)
-            index = self._index(directory, database, encoder, build=STEPS[1] in steps)
+            asked = queries if STEPS[2] in steps else []
+            index = self._index(directory, database, encoder, asked, build=STEPS[1] in steps)
             made = f"vectors of {index.record.size} channels by `{index.record.checkpoint}`"
             how = index.faiss.factory or "exact search"
             lines = [_shown(database), f"{index.path}: {made}, {how}"]
@@ -205,7 +222,13 @@ class _Work:
             )
 
     def _index(
-        self, directory: Path, database: ChunkDatabase, encoder: ChunkEncoder, *, build: bool
+        self,
+        directory: Path,
+        database: ChunkDatabase,
+        encoder: ChunkEncoder,
+        queries: list[SourceQueries],
+        *,
+        build: bool,
     ) -> ChunkIndex:
         from lmcore.retrieval.chunk_index import ChunkIndex, build_chunk_index
 
@@ -220,6 +243,7 @@ class _Work:
             shard=section.retro_block_size,
             batch=section.retro_bert_batch_size,
             faiss=self._faiss(),
+            check=lambda: self._require_new_search(directory, queries, database, encoder),
         )
 
     def _faiss(self) -> FaissSettings:
@@ -235,6 +259,32 @@ class _Work:
             section.retro_query_ef_search,
         )
 
+    def _require_new_search(
+        self,
+        directory: Path,
+        queries: list[SourceQueries],
+        database: ChunkDatabase,
+        encoder: ChunkEncoder,
+    ) -> None:
+        """Refuse neighbours that are there and were found in another way, before a long build."""
+        from lmcore.retrieval.chunk_index import fingerprint_of
+        from lmcore.retrieval.find_neighbours import require_new_search
+
+        index = fingerprint_of(encoder, database, self._faiss())
+        for one in queries:
+            require_new_search(directory, one, database, index, self._search())
+
+    def _search(self) -> NeighbourSettings:
+        from lmcore.retrieval.find_neighbours import NeighbourSettings
+
+        section = self.section
+        return NeighbourSettings(
+            num_queried=section.retro_query_num_neighbors_query,
+            num_neighbors=section.retro_query_num_neighbors_save,
+            block=section.retro_block_size,
+            batch=section.retro_bert_batch_size,
+        )
+
     def _neighbors(
         self,
         directory: Path,
@@ -243,18 +293,12 @@ class _Work:
         index: ChunkIndex,
         encoder: ChunkEncoder,
     ) -> Iterator[str]:
-        from lmcore.retrieval.find_neighbours import NeighbourSettings, find_neighbours
+        from lmcore.retrieval.find_neighbours import find_neighbours
 
-        section = self.section
-        settings = NeighbourSettings(
-            num_queried=section.retro_query_num_neighbors_query,
-            num_neighbors=section.retro_query_num_neighbors_save,
-            block=section.retro_block_size,
-            batch=section.retro_bert_batch_size,
-        )
+        tokenizer, settings = self.planned.tokenizer, self._search()
         for one in queries:
             found = find_neighbours(
-                *(directory, one, database, index, encoder, self.planned.tokenizer, settings)
+                *(directory, one, database, index, encoder, tokenizer, settings)
             )
             yield (
                 f"{found.path}: neighbours of {counted(found.num_samples, 'sample')} "

@@ -39,11 +39,13 @@ one index: start the same command in each, with its own device.
 class BuildSection(LoadingSection):
     """Compute the vectors of all blocks of a dataset of sentences, in shards on disk."""
 
-    checkpoint: str = option(REQUIRED, "Run or checkpoint of the family ICT.", metavar="CHECKPOINT")
     data_path: str = option(
         REQUIRED, "Prefix of the dataset, prepared with --split-sentences.", metavar="PREFIX"
     )
     output: str = option(REQUIRED, "Directory of the index.", metavar="DIR")
+    checkpoint: str | None = option(
+        None, "Run or checkpoint of the family ICT.", metavar="CHECKPOINT"
+    )
     titles_data_path: str | None = option(
         None, "Prefix of a dataset with the title of each document.", metavar="PREFIX"
     )
@@ -60,6 +62,27 @@ class BuildSection(LoadingSection):
     shard_blocks: int = option(
         1 << 16, "Blocks of a shard, which is built as a whole.", minimum=1, maximum=1 << 24
     )
+    ict_load: str | None = option(None, "The checkpoint, by Megatron's flag.", metavar="DIR")
+
+    def encoder(self) -> Path:
+        """Return the directory of the checkpoint.
+
+        Raises:
+            ConfigError: None is given, or two.
+        """
+        given = {one for one in (self.checkpoint, self.ict_load) if one is not None}
+        if len(given) > 1:
+            raise ConfigError(
+                f"two checkpoints are given: `{self.checkpoint}` and `--ict-load {self.ict_load}`",
+                why="an index is built with one encoder",
+                hint="keep one of them",
+            )
+        if not given:
+            raise ConfigError(
+                "`lmcore index build` needs a run or checkpoint of the family ICT",
+                hint="`lmcore index build runs/ict --data-path PREFIX --output DIR`",
+            )
+        return Path(given.pop())
 
 
 def run(argv: list[str]) -> int:
@@ -76,7 +99,7 @@ def run(argv: list[str]) -> int:
     from lmcore.config.derived.data_source import without_ending
 
     titles = section.titles_data_path
-    with loaded_encoder(section, Path(section.checkpoint), plugins, settings) as encoder:
+    with loaded_encoder(section, section.encoder(), plugins, settings) as encoder:
         from lmcore.retrieval.index import build_index
 
         record = build_index(

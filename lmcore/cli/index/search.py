@@ -66,7 +66,13 @@ def run(argv: list[str]) -> int:
         positionals=("index", "question"),
         epilog=_EPILOG,
     )
-    if (section.question is None) == (section.questions is None):
+    if section.question is not None and section.questions is not None:
+        raise ConfigError(
+            f"a question and `--questions {section.questions}` are given",
+            why="the questions of a file are counted, and a question is answered",
+            hint="leave one of them out",
+        )
+    if section.question is None and section.questions is None:
         raise ConfigError(
             "`lmcore index search` needs a question, or `--questions FILE`",
             hint=f"`lmcore index search {section.index} 'Who wrote Faust?'`",
@@ -81,6 +87,12 @@ def run(argv: list[str]) -> int:
     known = read_questions(Path(section.questions)) if section.questions else None
     index = BlockIndex(Path(section.index))
     load = Path(section.load or index.record.checkpoint)
+    if section.load is None and not load.exists():
+        raise ConfigError(
+            f"the checkpoint that built the index `{section.index}` is gone",
+            why=f"no such directory: `{load}`",
+            hint="if it was moved, give its new place by `--load DIR`",
+        )
     with loaded_encoder(section, load, plugins, settings) as encoder:
         index.require_encoder(encoder)
         source = index.source(encoder)
@@ -100,6 +112,12 @@ def _questions(section: SearchSection) -> list[str]:
     found = [line.rstrip("\n") for line in sys.stdin]
     if not found:
         raise ConfigError("standard input has no question", hint="pipe one in on each line")
+    for number, line in enumerate(found, start=1):
+        if not line.strip():
+            raise ConfigError(
+                f"line {number} of standard input has no question",
+                hint="write one on each line, without empty lines",
+            )
     return found
 
 

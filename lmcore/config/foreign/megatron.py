@@ -105,6 +105,7 @@ RENAMED: Mapping[str, Renamed] = {
     "--retro-no-verify-neighbor-count": Renamed("--no-retro-verify-neighbor-count", whole=True),
     "--deterministic-mode": Renamed("--deterministic", whole=True),
     "--fine-tune": Renamed("--finetune"),
+    "--ict-load": Renamed("--finetune --load", whole=False),
     "--load-tag": Renamed("--ckpt-step"),
     ENGINE_FLAG: Renamed("--engine deepspeed", yields=True),
     "--cpu-optimizer": Renamed("--cpu-offload"),
@@ -345,7 +346,7 @@ UNSUPPORTED: Mapping[str, str] = {
         "--rotary-seq-len-interpolation-factor",
     ),
     **_all(OTHER_MODELS, "--apply-layernorm-1p", "--squared-relu"),
-    **_all(_INDEX, "--ict-load", "--block-data-path", "--embedding-path", "--evidence-data-path"),
+    **_all(_INDEX, "--block-data-path", "--embedding-path", "--evidence-data-path"),
     **_all(_INDEX, "--indexer-batch-size", "--indexer-log-interval", "--retriever-seq-length"),
     **_all("use `--model-family NAME`, which takes the same names", "--model-type"),
     **_all(

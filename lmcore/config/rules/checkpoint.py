@@ -59,4 +59,22 @@ def _keep_every(loaded: LoadedConfig) -> Problems:
         )
 
 
-CHECKPOINT_RULES: tuple[Rule, ...] = (_step, _keep_every)
+def _weights(loaded: LoadedConfig) -> Problems:
+    """Refuse encoders of ICT for another family, and two checkpoints to take weights from."""
+    checkpoint, bert = loaded.config.checkpoint, loaded.config.ict.bert_load
+    shown, is_ict = loaded.shown("load"), loaded.config.model.model_family == "ict"
+    if checkpoint.load and shown.startswith("`--ict-load") and not is_ict:
+        yield ConfigError(
+            f"{shown} is for `--model-family ict`",
+            why="it gives a run the weights of the encoders of questions and blocks",
+            hint="use `--load DIR --finetune` to begin with the weights of another model",
+        )
+    if checkpoint.load and checkpoint.finetune and is_ict and bert:
+        yield ConfigError(
+            f"{shown} and {loaded.shown('bert_load')} both give the run its first weights",
+            why="the encoders begin with the weights of one checkpoint",
+            hint="keep one of them",
+        )
+
+
+CHECKPOINT_RULES: tuple[Rule, ...] = (_step, _keep_every, _weights)

@@ -21,7 +21,7 @@ import numpy as np
 
 from lmcore.base.errors import DataError
 from lmcore.data.chunks.database import COMMAND, ChunkDatabase
-from lmcore.data.chunks.store import ShardStore, begin, read_record
+from lmcore.data.chunks.store import ShardStore, begin, read_record, require_equal
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -36,6 +36,7 @@ __all__ = [
     "neighbours_path",
     "neighbours_store",
     "open_neighbours",
+    "require_same_search",
 ]
 
 _RECORD = "neighbours.json"
@@ -113,6 +114,17 @@ def neighbours_path(directory: Path, part: str, description: str) -> Path:
 def neighbours_store(path: Path) -> ShardStore:
     """Return the shards of neighbours."""
     return ShardStore(path, "set of neighbours", COMMAND)
+
+
+def require_same_search(path: Path, record: NeighboursRecord) -> None:
+    """Refuse neighbours that are there already and were found in another way.
+
+    Raises:
+        ConfigError: They were.
+        DataError: Their record is damaged.
+    """
+    if (path / _RECORD).exists():
+        require_equal(path / _RECORD, record, neighbours_store(path), _PARTS)
 
 
 def begin_neighbours(path: Path, record: NeighboursRecord) -> NeighboursRecord:

@@ -30,7 +30,15 @@ from lmcore.base.lock import LockFile
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["Progress", "ShardStore", "begin", "file_crc32", "read_json", "read_record"]
+__all__ = [
+    "Progress",
+    "ShardStore",
+    "begin",
+    "file_crc32",
+    "read_json",
+    "read_record",
+    "require_equal",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -283,6 +291,33 @@ def read_record(path: Path, kind: type[Record], store: ShardStore) -> Record:
     return kind(**{**values, **lists})
 
 
+def require_equal(
+    path: Path, record: Record, store: ShardStore, parts: Mapping[str, str]
+) -> Record:
+    """Return the record that is there already, with equal parts.
+
+    Args:
+        path: File of the record, which is there.
+        record: The record to compare it with.
+        store: The store.
+        parts: Name of each field that must be equal, in messages.
+
+    Raises:
+        ConfigError: Parts differ.
+        DataError: The record that is there is damaged.
+    """
+    found = read_record(path, type(record), store)
+    for name, words in parts.items():
+        theirs, own = getattr(found, name), getattr(record, name)
+        if theirs != own:
+            raise ConfigError(
+                f"`{path.parent}` is {store.article} {store.noun} with another {words}",
+                why=f"it has {_short(theirs)}, and this one would have {_short(own)}",
+                hint="give another directory, or remove this one",
+            )
+    return found
+
+
 def begin(path: Path, record: Any, store: ShardStore, parts: Mapping[str, str]) -> bool:
     """Write the record of a store; return False if it is there already, with equal parts.
 
@@ -299,17 +334,14 @@ def begin(path: Path, record: Any, store: ShardStore, parts: Mapping[str, str]) 
         DataError: The record that is there is damaged.
     """
     directory = path.parent
+    for one in (directory, *directory.parents):
+        if one.exists() and not one.is_dir():
+            raise ConfigError(
+                f"`{one}` is a file, not a directory",
+                hint=f"name a directory for the {store.noun}, which is made",
+            )
     if path.exists():
-        found = read_record(path, type(record), store)
-        for name, words in parts.items():
-            theirs, own = getattr(found, name), getattr(record, name)
-            if theirs != own:
-                raise ConfigError(
-                    f"`{directory}` is {store.article} {store.noun} with another {words}",
-                    why=f"it has {_short(theirs)}, and this one would have {_short(own)}",
-                    hint="give another directory, or remove this one",
-                )
-        if found != record:
+        if require_equal(path, record, store, parts) != record:
             _write_record(path, record)
         return False
     names = [one.name for one in directory.iterdir()] if directory.exists() else []

@@ -50,6 +50,11 @@ __all__ = [
 ]
 
 _COMMAND = "lmcore data retro"
+_COUNTED = {
+    True: "the number of steps of this run, repeat these by `--retro-cyclic-train-iters N`",
+    False: "the steps, `--eval-iters` and `--eval-interval` of this run",
+}
+"""Options that say how many samples there are: for training, or for validation and test."""
 
 
 def samples(plan: RunPlan, tokenizer: Tokenizer) -> SampleFormat:
@@ -264,9 +269,8 @@ class RetroSamples:
             raise DataError(
                 f"`{directory}` has neighbours of {found.num_samples:,} {name} samples, and the "
                 f"run reads {count:,} of `{found.record.source}`",
-                hint=f"find the others by `{_COMMAND}` with the number of steps of this run; or "
-                "repeat these samples by `--retro-cyclic-train-iters N`, or read the others "
-                "without neighbours by `--no-retro-verify-neighbor-count`",
+                hint=f"find the others by `{_COMMAND}` with {_COUNTED[name == 'train']}, or read "
+                "them without neighbours by `--no-retro-verify-neighbor-count`",
             )
 
 

@@ -168,7 +168,7 @@ def _begin_with_pretrained(state: TrainState, plan: RunPlan) -> None:
         head = f" with a head for the task `{shape.task}`" if shape.task else ""
         raise CheckpointArgumentError(
             f"the model of {flag} is not a {pretrained.family} from pretraining",
-            why=f"the model of `{path}` is a {name}{head}",
+            why=f"`{path}` has a model of the family {name}{head}",
             hint=f"give the run or the checkpoint of a {pretrained.family}, in any format",
         )
     theirs, tokens = parameter_shapes(shape), vocabulary_parameters(plan.shape)

@@ -128,6 +128,11 @@ LINES: dict[str, tuple[str, ...]] = {
     "--split 100,0,0": (),
     "--train-data-path web": (),
     "--load runs --change-blend --override-data-order": (),
+    "--ict-load runs": ("--load runs --finetune",),
+    "--model-family ict --ict-load runs --bert-load runs": (
+        "--model-family ict --ict-load runs",
+        "--model-family ict --bert-load runs",
+    ),
     "--load runs --change-blend --finetune": (),
     "--load runs --change-blend --dataloader-type cyclic": (),
     f"{SPLIT_PATHS} 'a: 1 0:1 web' 'b: 1 0:1 books' {NO_VALIDATION}": (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -92,8 +93,9 @@ def test_an_index_of_other_parts(build: Any, make_encoder: Make, data: Path) -> 
     path = build()
     for changes, words in (
         ({"seed": 2}, "another encoder"),
-        ({"titles_data_path": None}, "another data"),
-        ({"seq_length": 12}, "another data"),
+        ({"titles_data_path": None}, "another dataset, or other titles"),
+        ({"seq_length": 12}, "another length of the blocks"),
+        ({"one_sentence": True}, "another choice by `--use-one-sent-docs`"),
         ({"shard": 8}, "another number of blocks of a shard"),
     ):
         with pytest.raises(ConfigError, match=words):
@@ -113,6 +115,42 @@ def test_a_directory_with_other_files(build: Any, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not empty"):
         build("full")
     assert [one.name for one in (tmp_path / "full").iterdir()] == ["thesis.txt"]
+
+
+@pytest.mark.parametrize("name", ["file", "file/index"])
+def test_a_file_in_place_of_a_directory(build: Any, tmp_path: Path, name: str) -> None:
+    """It is named, and kept."""
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ConfigError, match="file` is a file, not a directory"):
+        build(name)
+    assert (tmp_path / "file").read_text() == "x"
+
+
+def test_a_damaged_list_of_blocks(build: Any) -> None:
+    """The next build writes it again."""
+    path = build() / "blocks.npy"
+    before = path.read_bytes()
+    path.write_bytes(before[:100])
+    build()
+    assert path.read_bytes() == before
+
+
+def test_moved_data(build: Any, make_encoder: Make, data: Path, tmp_path: Path) -> None:
+    """A build with the new paths computes nothing, and the index reads the data there."""
+    folder = tmp_path / "data"
+    shutil.copytree(data, folder)
+    paths = {
+        "data_path": str(folder / "d_text_sentence"),
+        "titles_data_path": str(folder / "d_title_document"),
+    }
+    path = build(**paths)
+    shard = (path / "shard-00000.npy").stat().st_mtime_ns
+    folder.rename(tmp_path / "moved")
+    with pytest.raises(DataError, match=r"is gone[\s\S]*with the new paths"):
+        BlockIndex(path).source(make_encoder())
+    build()
+    assert len(BlockIndex(path).source(make_encoder()).rows) > 20
+    assert (path / "shard-00000.npy").stat().st_mtime_ns == shard
 
 
 @pytest.mark.parametrize(

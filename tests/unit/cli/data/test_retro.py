@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -217,6 +218,39 @@ def test_other_parts(retro: Any, folder: Path, capsys: Any, tmp_path: Path) -> N
     found = error(capsys, retro, "--retro-bert-max-chunk-length", "9", "--retro-tasks", "neighbors")
     assert "built by another encoder" in found
     assert contents(tmp_path / "p") == before
+
+
+def test_another_search_is_refused_first(
+    retro: Any, folder: Path, capsys: Any, tmp_path: Path
+) -> None:
+    """Neighbours of another search are known before an index is trained for this one."""
+    pytest.importorskip("faiss")
+    assert retro("--retro-encoder", f"{folder}/bert") == 0
+    before = contents(tmp_path / "p")
+    assert "with another index" in error(capsys, retro, "--retro-index-str", "IVF2,Flat")
+    assert contents(tmp_path / "p") == before
+
+
+def test_micro_batches_do_not_matter(folder: Path, tmp_path: Path) -> None:
+    """A global batch is enough: it need not be a multiple of the default micro-batch."""
+    argv = ["data", "retro", "--data-path", f"{folder}/a_text_document", *STEPS, *CHUNKS]
+    argv += ["--seq-length", "32", *ENCODER, "--eval-iters", "1", "--global-batch-size", "2"]
+    argv += ["--retro-project-dir", f"{tmp_path}/p", "--retro-encoder", f"{folder}/bert"]
+    assert main(argv) == 0
+    (path,) = (tmp_path / "p/neighbours").glob("train-*/neighbours.json")
+    assert json.loads(path.read_text())["num_samples"] == 20
+
+
+@pytest.mark.parametrize("name", ["bert", "bert/checkpoints/iter_0000002"])
+def test_a_run_is_no_project(
+    retro: Any, folder: Path, tmp_path: Path, capsys: Any, name: str
+) -> None:
+    """The directory of a run or a checkpoint is refused, and stays as it was."""
+    shutil.copytree(folder / "bert", tmp_path / "bert")
+    before = contents(tmp_path)
+    found = error(capsys, retro, "--retro-encoder", f"{folder}/bert", name=name)
+    assert "is the directory of a run or of a checkpoint" in found
+    assert contents(tmp_path) == before
 
 
 def test_no_encoder(retro: Any, folder: Path, capsys: Any, tmp_path: Path) -> None:

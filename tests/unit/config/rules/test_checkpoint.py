@@ -50,3 +50,33 @@ def test_a_directory_of_datasets(tmp_path: Path) -> None:
         (tmp_path / f"text_document{suffix}").touch()
     (problem,) = problems_of(load_config(["--data-path", str(tmp_path)]), world_size=1)
     assert f"`{tmp_path}/text_document`" in str(problem.hint)
+
+
+@pytest.mark.parametrize(
+    "flags, words",
+    [
+        ("--model-family ict --load a --ict-load b", "found `--load a` and `--ict-load b`"),
+        ("--model-family ict --bert-load a --ict-load b", "both give the run its first weights"),
+        ("--model-family ict --bert-load a --load b --finetune", "both give the run its first"),
+        ("--model-family bert --ict-load a", "is for `--model-family ict`"),
+    ],
+)
+def test_two_checkpoints_to_begin_with(
+    flags: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are refused, and so are the encoders of ICT for another family."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        Path(name).mkdir()
+    found: list[LmcoreError]
+    try:
+        found = problems_of(load_config(flags.split()), world_size=1)
+    except LmcoreError as problem:
+        found = [problem]
+    assert any(words in one.render() for one in found), found
+
+
+def test_a_resumed_run_may_name_the_bert_that_it_began_with(tmp_path: Path) -> None:
+    """The command of a run continues it: `--bert-load` counts only without a checkpoint."""
+    flags = f"--model-family ict --bert-load {tmp_path} --load {tmp_path}"
+    assert not problems_of(load_config(flags.split()), world_size=1)
