@@ -170,9 +170,9 @@ def _wanted(section: EvaluateSection) -> list[tuple[Task, list[Path]]]:
     Raises:
         ConfigError, DataError: The options contradict each other, or files are missing.
     """
+    from lmcore.evaluation.chosen import chosen_tasks
     from lmcore.evaluation.files import find_files
-    from lmcore.evaluation.score import check_metrics
-    from lmcore.evaluation.task import Task, named_tasks
+    from lmcore.evaluation.task import Task
     from lmcore.evaluation.tasks import TASKS
     from lmcore.evaluation.tasks.language import plain_text
 
@@ -183,11 +183,7 @@ def _wanted(section: EvaluateSection) -> list[tuple[Task, list[Path]]]:
             hint="`lmcore evaluate runs/my-run --task lambada --task-data evals`",
         )
     _require_harness(section)
-    tasks = named_tasks(section.task, TASKS)
-    for task in tasks:
-        check_metrics(task)
-    places = _places(section.task_data, [task.name for task in tasks])
-    found = [(task, find_files(task, _place(task, places))) for task in tasks]
+    found = chosen_tasks(section.task, section.task_data, TASKS, flag="--task")
     if section.text is not None:
         metrics = ("loss", "token_perplexity", "word_perplexity", "bits_per_byte")
         task = Task(_TEXT, "A text.", (), plain_text, metrics, "you")
@@ -229,47 +225,6 @@ def _require_harness(section: EvaluateSection) -> None:
             raise ConfigError(
                 f"`{flag}` needs `--harness`", why="it is an option of lm-eval-harness's tasks"
             )
-
-
-def _places(given: Sequence[str], names: Sequence[str]) -> dict[str, Path]:
-    """Return the place of the data by task; the place for all others has an empty name.
-
-    Raises:
-        ConfigError: A task has two places, or one is for a task that is not asked for.
-    """
-    found: dict[str, Path] = {}
-    for one in given:
-        name, equals, path = one.partition("=")
-        if not equals or name not in names:
-            name, path = "", one
-            if equals and not Path(one).exists():
-                raise ConfigError(
-                    f"`--task-data {one}` is for no task of `--task`",
-                    hint=f"use one of {', '.join(names)}, or the path of a directory",
-                )
-        if name in found:
-            raise ConfigError(
-                f"`--task-data` gives two places{f' of {name}' if name else ''}",
-                why=f"`{found[name]}` and `{path}`",
-                hint="give one directory, and `NAME=FILE` for tasks whose files are elsewhere",
-            )
-        found[name] = Path(path)
-    return found
-
-
-def _place(task: Task, places: Mapping[str, Path]) -> Path:
-    """Return the place of a task's data.
-
-    Raises:
-        ConfigError: There is none.
-    """
-    place = places.get(task.name, places.get(""))
-    if place is None:
-        raise ConfigError(
-            f"the task `{task.name}` needs `--task-data DIR`",
-            why=f"its files are from {task.release}",
-        )
-    return place
 
 
 def _evaluate(

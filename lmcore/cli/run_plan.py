@@ -35,12 +35,14 @@ from lmcore.train.torch_needs import torch_problems
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from lmcore.config.plan import RunPlan
     from lmcore.config.plugin_section import PluginSections
     from lmcore.config.settings import LoadedConfig
     from lmcore.data.prepare.named_text import NamedText
     from lmcore.data.tokenizer import Tokenizer
+    from lmcore.evaluation.task import Task
     from lmcore.plugin import PluginSet, Selection
     from lmcore.runtime.launch.rank import RankInfo
 
@@ -57,6 +59,7 @@ class PlannedRun:
         plugins: Plugins of the run.
         selection: Choice of the device.
         texts: Named texts that the run reads.
+        tasks: Tasks that score the model in training, with their files.
     """
 
     plan: RunPlan
@@ -64,6 +67,7 @@ class PlannedRun:
     plugins: PluginSet
     selection: Selection
     texts: Mapping[str, NamedText]
+    tasks: Sequence[tuple[Task, Sequence[Path]]] = ()
 
 
 def plan_run(
@@ -117,7 +121,7 @@ def plan_run(
     )
     identity = TokenizerIdentity.of(tokenizer)
     plan = resolve(valid, tokenizer=identity, sources=found.sources, resume=resume)
-    return PlannedRun(plan, tokenizer, found.plugins, found.selection, found.texts)
+    return PlannedRun(plan, tokenizer, found.plugins, found.selection, found.texts, found.tasks)
 
 
 class _Surroundings:
@@ -128,6 +132,7 @@ class _Surroundings:
         sources: Data sources with their metadata.
         selection: Choice of the device; None if there is none.
         texts: Named texts that the run reads.
+        tasks: Tasks that score the model in training, with their files.
         world_size: Number of processes; None if it is unknown.
         problems: Missing or wrong parts of them, besides the settings.
     """
@@ -138,10 +143,11 @@ class _Surroundings:
         self.sources = RunSources(None)
         self.selection: Selection | None = None
         self.texts: Mapping[str, NamedText] = {}
+        self.tasks: Sequence[tuple[Task, Sequence[Path]]] = ()
         self.world_size: int | None = None
         for find in (
             *(self._find_plugins, self._find_sources, self._find_device, self._find_texts),
-            *(self._count_processes, self._check_torch),
+            *(self._find_tasks, self._count_processes, self._check_torch),
         ):
             with contextlib.suppress(UnreadSettingError):
                 find(rank)
@@ -179,6 +185,19 @@ class _Surroundings:
             )
         except LmcoreError as problem:
             self.problems += [problem, *getattr(problem, "others", ())]
+
+    def _find_tasks(self, _rank: RankInfo) -> None:
+        settings = self.loaded.config.evaluation
+        names, data = settings.eval_tasks, settings.eval_tasks_data
+        if not names:
+            return
+        from lmcore.evaluation.chosen import chosen_tasks
+        from lmcore.evaluation.tasks import TASKS
+
+        try:
+            self.tasks = chosen_tasks(names, data, TASKS, flag="--eval-tasks")
+        except LmcoreError as problem:
+            self.problems.append(problem)
 
     def _check_torch(self, _rank: RankInfo) -> None:
         self.problems += readable(torch_problems(self.loaded))

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
     from lmcore.plugin import PluginSet, Selection
     from lmcore.runtime.launch.rank import RankInfo
-    from lmcore.train.report.run_report import RunResult
+    from lmcore.train.report.run_result import RunResult
 
 __all__ = ["run"]
 
@@ -83,6 +83,7 @@ def _train(argv: list[str]) -> int:
         result = run_training(
             *(plan, planned.tokenizer, plugins, selection, rank, clock),
             texts=planned.texts,
+            tasks=planned.tasks,
             stop_limit=stop_limit,
         )
     if rank.rank == 0:
@@ -232,6 +233,13 @@ def _losses(summary: Mapping[str, Any]) -> Iterator[str]:
     step = summary["best_valid_step"]
     if step is not None and step != summary["valid_step"]:
         yield f"best validation loss {summary['best_valid_loss']:.4f}, at step {step:,}"
+    for task, values in (summary.get("tasks") or {}).items():
+        shown = [
+            f"{name} {value:.4f}"
+            for name, value in values.items()
+            if value is not None and name != "examples" and not name.endswith("_error")
+        ]
+        yield f"{task:<15} {', '.join(shown)}"
     if summary["test_loss"] is not None:
         yield f"test loss {_evaluation(summary, 'test')}"
 

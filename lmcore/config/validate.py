@@ -10,6 +10,7 @@ from lmcore.config.derived.layout import ParallelLayout
 from lmcore.config.rules import Problems, Rule
 from lmcore.config.rules.checkpoint import CHECKPOINT_RULES, PATH_RULES
 from lmcore.config.rules.data import DATA_RULES, TOKENIZER_RULES
+from lmcore.config.rules.evaluation import EVALUATION_RULES
 from lmcore.config.rules.model import MODEL_RULES, TASK_RULES
 from lmcore.config.rules.needs import NEED_RULES
 from lmcore.config.rules.optimizer import OPTIMIZER_RULES
@@ -38,6 +39,7 @@ RULES: tuple[Rule, ...] = (
     *TOKENIZER_RULES,
     *DATA_RULES,
     *TASK_RULES,
+    *EVALUATION_RULES,
     *ENGINE_RULES,
     *PARALLEL_RULES,
     *PATH_RULES,

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ShardSums",
     "all_gather_scalars",
+    "all_reduce_exact",
     "all_reduce_scalars",
     "all_reduce_scalars_on_device",
 ]
@@ -72,6 +73,30 @@ def all_gather_scalars(runtime: Runtime, values: Tensor) -> Tensor:
 
         distributed.all_reduce(rows)
     return rows
+
+
+def all_reduce_exact(runtime: Runtime, values: Tensor) -> Tensor:
+    """Return the sums over all ranks of numbers that few ranks have; all ranks must call it.
+
+    Each number is sent as two of float32, so that one that a single rank has, while the others
+    have 0, keeps its first 48 bits on every device.
+
+    Args:
+        runtime: Device and process group.
+        values: Numbers in float64 on the host, [n].
+
+    Returns:
+        The sums, in float64 on the host; NaN for numbers that are not finite.
+    """
+    if runtime.processes is None:
+        return values
+    from torch import distributed
+
+    high = values.float()
+    pair = torch.stack([high, (values - high.double()).float()]).to(runtime.device.torch_device)
+    distributed.all_reduce(pair)
+    sums: Tensor = pair.cpu().double()
+    return sums.sum(dim=0)
 
 
 class ShardSums:

@@ -100,25 +100,45 @@ class VocabularyLoss(HeadLoss):
             x_TH = copy_to_group(x_TH, self.axis)
         if bias_V is not None:
             x_TH, weight_VH = with_bias(x_TH, weight_VH, bias_V)
-        first, own = self._place(weight_VH.shape[0])
+        first, own = self._place(weight_VH.shape[0], self.vocab_size)
         loss = _Loss.apply(x_TH, weight_VH, target_T, loss_weight_T, first, own, self.axis)  # type: ignore[no-untyped-call]
         return cast("Tensor", loss)
 
     def best(self, x_TH: Tensor, weight_VH: Tensor, bias_V: Tensor | None = None) -> Tensor:
         """Return the row of the whole vocabulary with the largest product for each token, [T]."""
-        first, own = self._place(weight_VH.shape[0])
+        first, own = self._place(weight_VH.shape[0], self.vocab_size)
         logits_TV = functional.linear(x_TH, weight_VH, bias_V).float()
         logits_TV[:, own:] = -torch.inf
+        return self._best_of(logits_TV, first)
+
+    def scores(
+        self, x_TH: Tensor, weight_VH: Tensor, target_T: Tensor, vocab_size: int
+    ) -> tuple[Tensor, Tensor]:
+        """Return the log-probability of each target, and whether it is the most probable row."""
+        first, own = self._place(weight_VH.shape[0], vocab_size)
+        logits_TV = functional.linear(x_TH, weight_VH).float()
+        logits_TV[:, own:] = -torch.inf
+        best_T = self._best_of(logits_TV, first)
+        loss_T, _ = _cross_entropy(logits_TV, target_T - first, self.axis, gradient=False)
+        return -loss_T, best_T == target_T
+
+    def _best_of(self, logits_TV: Tensor, first: int) -> Tensor:
+        """Return the row of the whole vocabulary with the largest logit, [T].
+
+        Args:
+            logits_TV: Logits of this rank.
+            first: Number of its first row.
+        """
         largest_T, row_T = logits_TV.max(dim=-1)
         pair_1T2 = torch.stack([largest_T, (row_T + first).float()], dim=-1).unsqueeze(0)
         every_RT2 = all_gather(pair_1T2, self.axis, dim=0)
         best_1T = every_RT2[..., 0].argmax(dim=0, keepdim=True)
         return every_RT2[..., 1].gather(0, best_1T)[0].long()
 
-    def _place(self, rows: int) -> tuple[int, int]:
+    def _place(self, rows: int, vocab_size: int) -> tuple[int, int]:
         """Return the number of this rank's first row, and of its rows that count."""
         first = self.axis.rank * rows
-        return first, max(0, min((self.vocab_size or first + rows) - first, rows))
+        return first, max(0, min((vocab_size or first + rows) - first, rows))
 
 
 class _Loss(torch.autograd.Function):

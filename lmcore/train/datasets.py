@@ -7,8 +7,9 @@ lmcore, so that every command has data.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     from lmcore.data.indexed.dataset import IndexedDataset
     from lmcore.data.loading.batch import Collation
     from lmcore.data.tokenizer import Tokenizer, TokenizerFactory
+    from lmcore.evaluation.run import AskedTask
+    from lmcore.evaluation.task import Task
     from lmcore.families.sample_format import SampleFormat
     from lmcore.runtime.process.rendezvous import Rendezvous
 
@@ -65,6 +68,7 @@ class RunDatasets:
         test: Test samples; None if the run has no test.
         sources: Open data sources of each part that has documents.
         title: Description of the sources in a few words.
+        tasks: Tasks that score the model, with their requests.
     """
 
     tokenizer: Tokenizer
@@ -74,6 +78,7 @@ class RunDatasets:
     test: TrainingSamples | None
     sources: Mapping[Part, tuple[OpenSource, ...]]
     title: str = ""
+    tasks: tuple[AskedTask, ...] = ()
     _sets: tuple[IndexedDataset, ...] = field(default=(), repr=False)
 
     def verify_files(self, share: tuple[int, int]) -> None:
@@ -239,6 +244,7 @@ def build_datasets(
     texts: Mapping[str, NamedText] | None = None,
     rendezvous: Rendezvous | None = None,
     samples: SampleFormat | None = None,
+    tasks: Sequence[tuple[Task, Sequence[Path]]] = (),
 ) -> RunDatasets:
     """Open the datasets and build the indices of their samples, or load them from the cache.
 
@@ -251,6 +257,7 @@ def build_datasets(
         texts: Named texts of the run from `choose_texts`; None for the bundled text only.
         rendezvous: Connection of the processes; None in a run of one process.
         samples: Format of the samples; None: the format of the run's model.
+        tasks: Tasks that score the model, with their files.
 
     Raises:
         CheckpointError: The manifest of the checkpoint to resume lacks its data.
@@ -264,7 +271,11 @@ def build_datasets(
     if plan.config.data.verify_data:
         rank = rendezvous.rank if rendezvous else RankInfo()
         datasets.verify_files((rank.local_rank, rank.local_world_size))
-    return datasets
+    if not tasks:
+        return datasets
+    from lmcore.train.task_scores import ask_tasks  # loads torch; the launcher does not
+
+    return dataclasses.replace(datasets, tasks=ask_tasks(tasks, plan, tokenizer))
 
 
 def _build(
@@ -331,7 +342,7 @@ def _build(
         further.get("test"),
         parts,
         _title(sources),
-        tuple(sets.values()),
+        _sets=tuple(sets.values()),
     )
 
 

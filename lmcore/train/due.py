@@ -23,6 +23,7 @@ class Due:
         check_device: True if the health of the device is checked (`--check-device-interval`).
         exit: True if the run exits after this step (`--exit-interval`).
         last: True if the step is the last one: the run is complete, and the test set is evaluated.
+        tasks: True if scores of tasks are due (`--eval-tasks-interval`, and after the last step).
     """
 
     log: bool
@@ -32,11 +33,12 @@ class Due:
     check_device: bool
     exit: bool
     last: bool
+    tasks: bool = False
 
     @property
     def needs_records(self) -> bool:
         """True if the step's numbers must be read before the work that is due."""
-        return self.validate or self.save or self.check_replicas or self.last
+        return self.validate or self.tasks or self.save or self.check_replicas or self.last
 
 
 class DueSchedule:
@@ -52,6 +54,8 @@ class DueSchedule:
         self.check_replicas_interval = config.training.check_replicas_interval
         self.check_device_interval = config.training.check_device_interval
         self.exit_interval = config.training.exit_interval
+        self.tasks_interval = config.evaluation.eval_tasks_interval
+        self.has_tasks = bool(config.evaluation.eval_tasks)
 
     def due(self, step: int) -> Due:
         """Return the work that is due after *step*, counted from 1."""
@@ -64,6 +68,7 @@ class DueSchedule:
             check_device=_divides(self.check_device_interval, step),
             exit=_divides(self.exit_interval, step),
             last=last,
+            tasks=self.has_tasks and (_divides(self.tasks_interval, step) or last),
         )
 
 

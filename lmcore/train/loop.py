@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import logging
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -20,18 +21,22 @@ from lmcore.train.diagnose.device_health import DeviceCheck
 from lmcore.train.diagnose.replica_drift import ReplicaCheck
 from lmcore.train.due import DueSchedule
 from lmcore.train.step_queue import StepQueue
+from lmcore.train.task_scores import TaskEvaluator
 from lmcore.train.validation import Evaluator
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
     from lmcore.runtime.runtime import Runtime
     from lmcore.train.datasets import RunDatasets
+    from lmcore.train.due import Due
     from lmcore.train.engine import Engine
     from lmcore.train.exit_conditions import ExitConditions
     from lmcore.train.report.run_report import RunReport
     from lmcore.train.resume.save import Saver
     from lmcore.train.resume.validation_history import ValidationHistory
     from lmcore.train.state import TrainState
+    from lmcore.train.task_scores import TaskScores
+    from lmcore.train.validation import Validation
 
 
 __all__ = [
@@ -126,17 +131,15 @@ def train(
     state, profile, training = engine.state, report.profile, plan.config.training
     schedule = DueSchedule(plan)
     evaluator = Evaluator(state, datasets, plan, runtime, exits, history)
+    tasks = TaskEvaluator(state, datasets.tasks, datasets.tokenizer, plan, runtime, exits)
+    evaluation = _evaluation(evaluator, tasks, plan)
     replicas = ReplicaCheck(state, runtime, interval=schedule.check_replicas_interval)
     start_step = last_saved = state.iteration
     health = DeviceCheck(state, runtime.device, interval=schedule.check_device_interval)
     state.model.train()
     replicas.check()
-    with (
-        _loader(state, datasets, plan, runtime) as loader,
-        GarbageCollection(
-            manual=training.manual_gc, interval=training.manual_gc_interval
-        ) as garbage_collection,
-    ):
+    garbage = GarbageCollection(manual=training.manual_gc, interval=training.manual_gc_interval)
+    with _loader(state, datasets, plan, runtime) as loader, garbage:
         batches = prefetch_to_device(loader, runtime.device)
         exit_reason, stopped_early = None, history.early_stop_reason(plan, state.iteration)
         queue = StepQueue.of(engine, batches, plan, runtime, exits, report.compilation)
@@ -152,8 +155,8 @@ def train(
             if is_first:
                 report.first_step()
             for record in records:
-                validate = due.validate and record.step == step and not exits.ending
-                report.step(record, evaluator.validate(step) if validate else None)
+                evaluates = record.step == step and not exits.ending
+                report.step(record, *(evaluation(step, due) if evaluates else ()))
             replicas.after_step(due)
             health.after_step(due)
             exit_reason = exits.reason(step, due)
@@ -166,7 +169,7 @@ def train(
             if due.save or is_best or exits.save_is_due(due):
                 last_saved = _save(state, saver, report, queue, replicas, timed=not due.save)
                 exits.saved()
-            garbage_collection.on_step(step)
+            garbage.on_step(step)
         for record in queue.completed(wait=True):  # left if the run exits early
             report.step(record)
     report.end_steps()
@@ -176,6 +179,19 @@ def train(
     if exit_reason is None:
         report.reason = stopped_early
         _test(state, datasets, evaluator, report, exits)
+
+
+def _evaluation(
+    evaluator: Evaluator, tasks: TaskEvaluator, plan: RunPlan
+) -> Callable[[int, Due], tuple[Validation | None, TaskScores | None]]:
+    """Return a function of a step and its due work that evaluates what is due then."""
+
+    def evaluate(step: int, due: Due) -> tuple[Validation | None, TaskScores | None]:
+        validation = evaluator.validate(step) if due.validate else None
+        ends = evaluator.history.early_stop_reason(plan, step) is not None
+        return validation, tasks.evaluate() if due.tasks or ends else None
+
+    return evaluate
 
 
 def _starts_elsewhere(plan: RunPlan, report: RunReport, step: int) -> bool:

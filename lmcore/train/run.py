@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmcore.base.signals import raise_swallowed_signal
@@ -17,7 +18,7 @@ from lmcore.train.diagnose.out_of_memory import out_of_memory_explained
 from lmcore.train.engine import build_engine
 from lmcore.train.exit_conditions import ExitConditions
 from lmcore.train.loop import train
-from lmcore.train.report.run_report import RunResult, open_report
+from lmcore.train.report.run_report import open_report
 from lmcore.train.report.startup_clock import PhaseClock
 from lmcore.train.resume.point import verify_resume_point
 from lmcore.train.resume.restore import restore
@@ -29,10 +30,13 @@ if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
     from lmcore.data.prepare.named_text import NamedText
     from lmcore.data.tokenizer import Tokenizer
+    from lmcore.evaluation.task import Task
     from lmcore.plugin import PluginSet, Selection
     from lmcore.runtime.launch.rank import RankInfo
     from lmcore.runtime.process.rendezvous import Rendezvous
     from lmcore.runtime.runtime import Runtime
+    from lmcore.train.datasets import RunDatasets
+    from lmcore.train.report.run_result import RunResult
     from lmcore.train.state import TrainState
 
 __all__ = ["run_training"]
@@ -49,6 +53,7 @@ def run_training(
     clock: PhaseClock | None = None,
     *,
     texts: Mapping[str, NamedText] | None = None,
+    tasks: Sequence[tuple[Task, Sequence[Path]]] = (),
     stop_limit: StopLimit | None = None,
 ) -> RunResult:
     """Train a model by *plan* and write a run directory; all processes of the run must call it.
@@ -61,6 +66,7 @@ def run_training(
         rank: Rank of this process.
         clock: Clock of the start-up phases; None to start one here.
         texts: Named texts of the plan; None for the bundled text only.
+        tasks: Tasks of `--eval-tasks`, with their files.
         stop_limit: Limit on the time that this process takes to stop; None for none.
 
     Raises:
@@ -81,7 +87,7 @@ def run_training(
             rendezvous.watch.over = stop_limit.request
         directory = report.directory
         plan = dataclasses.replace(plan, resume=verify_resume_point(plan, rendezvous))
-        datasets = build_datasets(plan, tokenizer, directory.data, texts, rendezvous)
+        datasets = build_datasets(plan, tokenizer, directory.data, texts, rendezvous, tasks=tasks)
         clock.mark("data")
         seed_everything(plan.config.training.seed, runtime, plan.layout)
         with (
@@ -89,10 +95,7 @@ def run_training(
             build_engine(plan, runtime, report.profile.profiler_range) as engine,
         ):
             state, saving, planner = engine.state, plan.config.checkpoint, WritePlanner(rendezvous)
-            training = datasets.training
-            checkpoint = restore(state, plan, runtime, order=training.resumed, planner=planner)
-            check_learning_rate(plan, state)
-            history = ValidationHistory.announced(plan)
+            checkpoint, history = _restored(state, datasets, plan, runtime, planner)
             engine.begin()
             _name_step(state, runtime, rendezvous, stop_limit)
 
@@ -100,8 +103,8 @@ def run_training(
                 return take_snapshot(
                     *(state, plan, runtime, tokenizer),
                     directory=directory.checkpoints,
-                    order=training.fingerprint,
-                    data=training.record(state.consumed_samples),
+                    order=datasets.order,
+                    data=datasets.training.record(state.consumed_samples),
                     history=history,
                     planner=planner,
                 )
@@ -120,6 +123,20 @@ def run_training(
             ):
                 train(engine, datasets, plan, runtime, report, saver, exits, history)
             return report.finish(engine, datasets, checkpoint)
+
+
+def _restored(
+    state: TrainState,
+    datasets: RunDatasets,
+    plan: RunPlan,
+    runtime: Runtime,
+    planner: WritePlanner,
+) -> tuple[Path | None, ValidationHistory]:
+    """Set the state of a run that begins; return the checkpoint and its validation losses."""
+    resumed = datasets.training.resumed
+    checkpoint = restore(state, plan, runtime, order=resumed, planner=planner)
+    check_learning_rate(plan, state)
+    return checkpoint, ValidationHistory.announced(plan)
 
 
 def _name_step(

@@ -46,6 +46,8 @@ class StepRecord:
             the step compiled.
         valid_loss: Validation loss after the step; None without a validation.
         valid_perplexity: exp(min(20, loss)) of the loss of tokens; None without one.
+        tasks: Scores of tasks after the step: for each task its numbers by name.
+        task_seconds: Time that they took; None without scores.
         valid: Further numbers of the validation by name: each loss, if there are several, and
             accuracies; in the row with `valid_` before the name.
         exit_requests: Number of ranks that request each exit condition; not part of the row.
@@ -73,6 +75,8 @@ class StepRecord:
     mfu: float | None = None
     valid_loss: float | None = None
     valid_perplexity: float | None = None
+    tasks: dict[str, dict[str, float | None]] = field(default_factory=dict)
+    task_seconds: float | None = None
     losses: dict[str, float] = field(default_factory=dict)
     valid: dict[str, float] = field(default_factory=dict)
     exit_requests: tuple[float, ...] = ()
@@ -133,7 +137,7 @@ class StepRecord:
         del row["exit_requests"]
         losses, valid = row.pop("losses"), row.pop("valid")
         row |= losses | {f"valid_{name}": value for name, value in valid.items()}
-        return {name: value for name, value in row.items() if value is not None}
+        return {name: value for name, value in row.items() if value is not None and value != {}}
 
 
 class PendingStep:

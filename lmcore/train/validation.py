@@ -72,7 +72,11 @@ def perplexity(loss: float) -> float:
 
 
 class Evaluator:
-    """Evaluation of the weights in training on the validation and test samples of a run."""
+    """Evaluation of the weights in training on the validation and test samples of a run.
+
+    Attributes:
+        history: Losses of the validations.
+    """
 
     def __init__(
         self,
@@ -94,7 +98,7 @@ class Evaluator:
             history: Receives the loss of each validation.
         """
         self._state, self._datasets, self._plan = state, datasets, plan
-        self._runtime, self._exits, self._history = runtime, exits, history
+        self._runtime, self._exits, self.history = runtime, exits, history
 
     def validate(self, step: int) -> Validation | None:
         """Return the loss of the validation samples for *step*; None after a signal.
@@ -106,7 +110,7 @@ class Evaluator:
         count = training.eval_iters * self._plan.global_batch_size
         validation = self._evaluate(self._datasets.valid, number * count)
         if validation is not None:
-            self._history.add(step, validation.loss, delta=training.early_stop_delta)
+            self.history.add(step, validation.loss, delta=training.early_stop_delta)
         return validation
 
     def test(self) -> Validation | None:

@@ -240,6 +240,10 @@ SPECIAL: Mapping[str, str] = {
     "add_special_tokens": "only a pretrained tokenizer takes it",
     "step_graph": "the CPU cannot capture graphs",
     "engine": "test_deepspeed.py",
+    **dict.fromkeys(
+        ("eval_tasks", "eval_tasks_data", "eval_tasks_interval", "eval_tasks_limit"),
+        "test_eval_tasks.py",
+    ),
     "valid_data": "there is only one named text here",
     "parse_special_tokens": "only a tokenizer of some types takes it",
     "plugin_off": "where these tests run, all plugins but `cpu` may be absent",

@@ -108,6 +108,12 @@ class ParallelLayout:
         return self.tensor * self.context * self.pipeline * self.data
 
     @property
+    def sequence_parts(self) -> int:
+        """Number of equal parts that the length of a sequence must be divisible by."""
+        context = 2 * self.context if self.context > 1 else 1
+        return context * (self.tensor if self.sequence else 1)
+
+    @property
     def divides_model(self) -> bool:
         """True if no process holds the whole model and optimizer state."""
         return self.tensor > 1 or self.pipeline > 1 or self.zero_stage > 0

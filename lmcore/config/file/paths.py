@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lmcore.config.derived.data_source import is_number
-from lmcore.config.option import INPUT_PATH, OUTPUT_PATH, RANGES, Option
+from lmcore.config.option import INPUT_PATH, NAMED, OUTPUT_PATH, RANGES, SCRIPTS, Option
 from lmcore.config.settings import Provenance
 from lmcore.config.tokenizer import COPIED_FILES
 
@@ -29,10 +29,27 @@ def map_paths(option: Option, value: Any, function: Callable[[str], str]) -> Any
         return value
     if option.paths in {INPUT_PATH, OUTPUT_PATH}:
         return function(value)
+    if option.paths == NAMED:
+        return tuple(_map_named(word, function) for word in value)
+    if option.paths == SCRIPTS:
+        return tuple(_map_scripts(word, function) for word in value)
     if option.paths != RANGES:
         return tuple(word if is_number(word) else function(word.strip()) for word in value)
     groups = value if any(" " in word.strip() for word in value) else [" ".join(value)]
     return tuple(_map_ranges(group, function) for group in groups if group)
+
+
+def _map_named(word: str, function: Callable[[str], str]) -> str:
+    """Return a path, or "NAME=PATH", with *function* applied to the path."""
+    name, equals, path = word.strip().partition("=")
+    # A path may have the character, too.
+    return f"{name}={function(path)}" if equals and "/" not in name else function(word.strip())
+
+
+def _map_scripts(word: str, function: Callable[[str], str]) -> str:
+    """Return names, with commas between, with *function* applied to each path of a Python file."""
+    names = (one.strip() for one in word.split(","))
+    return ",".join(function(one) if one.endswith(".py") else one for one in names)
 
 
 def _map_ranges(group: str, function: Callable[[str], str]) -> str:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from lmcore.config.section.bert import BertSection
     from lmcore.config.section.checkpoint import CheckpointSection
     from lmcore.config.section.data import DataSection
+    from lmcore.config.section.evaluation import EvaluationSection
     from lmcore.config.section.ict import IctSection
     from lmcore.config.section.logging import LoggingSection
     from lmcore.config.section.model import ModelSection
@@ -42,6 +43,7 @@ __all__ = [
     "CheckpointSection",
     "Config",
     "DataSection",
+    "EvaluationSection",
     "IctSection",
     "LoggingSection",
     "ModelSection",
@@ -60,6 +62,7 @@ __all__ = [
 SECTION_NAMES = (
     *("model", "training", "data", "optimizer", "checkpoint"),
     *("accelerator", "parallel", "logging", "profile", "bert", "ict", "t5", "retro", "task"),
+    "evaluation",
 )
 _CLASSES = {name: f"{name.title()}Section" for name in SECTION_NAMES}
 """Name of the class of each section, in the module of the section's name."""
@@ -109,6 +112,7 @@ class Config:
     t5: T5Section = field(default_factory=partial(_default, "t5"))
     retro: RetroSection = field(default_factory=partial(_default, "retro"))
     task: TaskSection = field(default_factory=partial(_default, "task"))
+    evaluation: EvaluationSection = field(default_factory=partial(_default, "evaluation"))
     plugins: PluginSettings = field(default_factory=PluginSettings)
 
     if not TYPE_CHECKING:  # for a type checker, every attribute is declared above

@@ -67,6 +67,21 @@ class HeadLoss:
         x_TI, weight_VI = self._with_bias(x_TH, weight_VH, bias_V)
         return functional.linear(x_TI, weight_VI).argmax(-1)
 
+    def scores(
+        self, x_TH: Tensor, weight_VH: Tensor, target_T: Tensor, vocab_size: int
+    ) -> tuple[Tensor, Tensor]:
+        """Return the log-probability of each target, [T], and whether it is the most probable row.
+
+        Args:
+            x_TH: Hidden states.
+            weight_VH: Weight of the head.
+            target_T: Row of each target.
+            vocab_size: Number of rows of the whole vocabulary that may be predicted.
+        """
+        logits_TV = functional.linear(x_TH, weight_VH)[:, :vocab_size].float()
+        logprob_T = logits_TV.log_softmax(-1).gather(1, target_T[:, None]).squeeze(1)
+        return logprob_T, logits_TV.argmax(-1) == target_T
+
     def _with_bias(
         self, x_TH: Tensor, weight_VH: Tensor, bias_V: Tensor | None
     ) -> tuple[Tensor, Tensor]:

@@ -82,6 +82,11 @@ def announcement(
         f"training  {counted(plan.train_iters, 'step')} of {growing}{last} x "
         f"{model.seq_length} tokens{start}"
     )
+    if datasets.tasks:
+        named = ", ".join(f"{one.task.name} ({len(one.examples):,})" for one in datasets.tasks)
+        interval = plan.config.evaluation.eval_tasks_interval
+        when = f"{_every(str(interval), 'step')} and " if interval else ""
+        yield f"tasks     {named}: scored {when}at the end"
     yield f"schedule  {_schedule(plan, schedule)}"
     yield f"writing   {directory}{os.sep}"
     saving = plan.config.checkpoint

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from lmcore.train.step_record import StepRecord
+    from lmcore.train.task_scores import TaskScores
     from lmcore.train.validation import Validation
 
 from lmcore.base.errors import printable
@@ -84,6 +85,9 @@ class Display(Protocol):
     def test(self, step: int, result: Validation) -> None:
         """Show the evaluation of the test set."""
 
+    def tasks(self, step: int, scores: TaskScores) -> None:
+        """Show scores of tasks."""
+
     def close(self) -> None:
         """Close the display; the lines remain."""
 
@@ -154,6 +158,22 @@ def evaluation_line(name: str, step: int, result: Validation) -> str:
     return " | ".join(parts) + " |"
 
 
+def tasks_line(step: int, scores: TaskScores) -> str:
+    """Return the line of scores of tasks, in the form of the line of an evaluation.
+
+    Args:
+        step: Number of the step after which they were taken.
+        scores: The scores.
+    """
+    parts = [f" tasks at iteration {step}"]
+    for task, values in scores.values.items():
+        for name, value in values.items():
+            if name != "examples" and not name.endswith("_error"):
+                parts.append(f"{task} {name}: {'not finite' if value is None else f'{value:.4f}'}")
+    parts.append(f"seconds: {scores.seconds:.1f}")
+    return " | ".join(parts) + " |"
+
+
 def evaluation_detail(
     losses: Mapping[str, float], perplexity: float | None, accuracies: Mapping[str, float]
 ) -> str:
@@ -205,6 +225,10 @@ class PlainDisplay:
     def test(self, step: int, result: Validation) -> None:
         """Print the line of the test set."""
         self.say(evaluation_line("test", step, result))
+
+    def tasks(self, step: int, scores: TaskScores) -> None:
+        """Print the line of scores of tasks."""
+        self.say(tasks_line(step, scores))
 
     def close(self) -> None:
         """Do nothing: there is nothing to close."""

@@ -14,7 +14,12 @@ from rich.table import Table
 from rich.text import Text
 
 from lmcore.base.errors import counted, printable
-from lmcore.train.report.display import duration, evaluation_detail, evaluation_line
+from lmcore.train.report.display import (
+    duration,
+    evaluation_detail,
+    evaluation_line,
+    tasks_line,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +28,7 @@ if TYPE_CHECKING:
 
     from lmcore.train.report.display import RunProgress
     from lmcore.train.step_record import StepRecord
+    from lmcore.train.task_scores import TaskScores
     from lmcore.train.validation import Validation
 
 __all__ = ["LiveDisplay", "sparkline"]
@@ -104,6 +110,10 @@ class LiveDisplay:
     def test(self, step: int, result: Validation) -> None:
         """Print the line of the test set."""
         self.say(evaluation_line("test", step, result))
+
+    def tasks(self, step: int, scores: TaskScores) -> None:
+        """Print the line of scores of tasks above the view."""
+        self.say(tasks_line(step, scores))
 
     def close(self) -> None:
         """Stop redrawing; the last view remains."""

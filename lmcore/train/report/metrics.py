@@ -192,8 +192,9 @@ class TensorBoard:
         self._flushed_at = 0.0
 
     def write(self, row: StepRecord) -> None:
-        """Write the scalars of a step, at the interval and with every validation."""
-        if self._ended or (row.step % self.interval and row.valid_loss is None):
+        """Write the scalars of a step, at the interval and with every validation and score."""
+        between = row.step % self.interval and row.valid_loss is None and not row.tasks
+        if self._ended or between:
             return
         try:
             if self._writer is None:
@@ -245,7 +246,7 @@ def _events(row: StepRecord, tags: Mapping[str, Scalar]) -> Iterator[Any]:
     from tensorboardX.proto.event_pb2 import Event
     from tensorboardX.proto.summary_pb2 import Summary
 
-    known, now = row.to_dict(), time.time()
+    known, now = _numbers(row), time.time()
     by_position: dict[int, list[Any]] = {}
     for tag, (name, position, factor) in {**tags, **_further(row, tags)}.items():
         if name in known and math.isfinite(known[name]):
@@ -266,7 +267,23 @@ def _further(row: StepRecord, tags: Mapping[str, Scalar]) -> dict[str, Scalar]:
             found[words if megatron else f"{part}/{name}"] = (column, "step", 1.0)
             if megatron:
                 found[f"{words} vs samples"] = (column, "consumed_samples", 1.0)
+    found |= {name: (name, "step", 1.0) for name in _nested(row)}
     return found
+
+
+def _numbers(row: StepRecord) -> dict[str, float]:
+    """Return the numbers of a row by name; of its tasks as "tasks/NAME/METRIC"."""
+    plain = {name: one for name, one in row.to_dict().items() if not isinstance(one, dict)}
+    return {**plain, **_nested(row)}
+
+
+def _nested(row: StepRecord) -> dict[str, float]:
+    return {
+        f"tasks/{task}/{name}": value
+        for task, values in row.tasks.items()
+        for name, value in values.items()
+        if value is not None and name != "examples"
+    }
 
 
 Scalar = tuple[str, str, float]

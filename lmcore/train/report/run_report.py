@@ -13,7 +13,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +32,8 @@ from lmcore.train.report.display import Display, PlainDisplay, SilentDisplay, du
 from lmcore.train.report.metrics import MetricsFile, TensorBoard
 from lmcore.train.report.profiler import Profile
 from lmcore.train.report.run_directory import RunDirectory, plugins_of_run
-from lmcore.train.report.sample import SampleText, can_generate, take_sample
+from lmcore.train.report.run_result import UNTRAINED, RunResult
+from lmcore.train.report.sample import can_generate, take_sample
 from lmcore.train.report.speed import Speed
 from lmcore.train.report.startup_clock import PhaseClock
 from lmcore.train.resume.ended import ResumeHint, finished_summary
@@ -48,45 +48,15 @@ if TYPE_CHECKING:
     from lmcore.train.engine import Engine
     from lmcore.train.state import TrainState
     from lmcore.train.step_record import StepRecord
+    from lmcore.train.task_scores import TaskScores
     from lmcore.train.validation import Validation
 
-__all__ = ["RunReport", "RunResult", "open_display", "open_report"]
+__all__ = ["RunReport", "open_display", "open_report"]
 
 logger = logging.getLogger(__name__)
 
-_UNTRAINED = "failed: no step updated the weights"
 _LOOK_SECONDS = 1.0
 """Time between two looks at the place of the run directory."""
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """The result of a run.
-
-    Attributes:
-        directory: The run directory.
-        status: "completed", or the reason for an early end.
-        steps: Number of steps in this session; the run may have had more before.
-        summary: Content of `summary.json`.
-        sample: Text from the trained model, if requested.
-        can_generate: True if the model can continue a text.
-        continues: Command that continues a run that ended early; None if there is nothing to do.
-        unchanged: True if the run was finished before, and nothing in its directory was changed.
-    """
-
-    directory: Path
-    status: str
-    steps: int
-    summary: dict[str, Any]
-    sample: SampleText | None
-    can_generate: bool
-    continues: str | None = None
-    unchanged: bool = False
-
-    @property
-    def untrained(self) -> bool:
-        """True if the run came to its end, but every step was skipped at a fixed loss scale."""
-        return self.status == _UNTRAINED
 
 
 @contextlib.contextmanager
@@ -145,6 +115,7 @@ class RunReport:
         test: Evaluation of the test set; None without one.
         record: Record of the last step; None before the first.
         validation: Step and result of the last validation; None before the first.
+        scores: Step and result of the last scores of tasks; None before the first.
     """
 
     def __init__(
@@ -182,6 +153,8 @@ class RunReport:
         self.test: Validation | None = None
         self.record: StepRecord | None = None
         self.validation: tuple[int, Validation] | None = None
+        self.scores: tuple[int, TaskScores] | None = None
+        self._task_seconds = 0.0
         self.untrained = False
         self._began = time.monotonic()
         self._finished: dict[str, Any] | None = None  # summary of a run that was finished before
@@ -196,7 +169,7 @@ class RunReport:
     @property
     def status(self) -> str:
         """Status of a run that ended: "completed", the reason for an early end, or a failure."""
-        return self.reason or (_UNTRAINED if self.untrained else "completed")
+        return self.reason or (UNTRAINED if self.untrained else "completed")
 
     @contextlib.contextmanager
     def training(
@@ -346,18 +319,29 @@ class RunReport:
             took = self.clock.seconds["first_step"]
             self.display.say(f"compile   the first step took {took:.1f} s, compiling included")
 
-    def step(self, record: StepRecord, validation: Validation | None = None) -> None:
-        """Complete the record of a step by speed and validation; write and show it.
+    def step(
+        self,
+        record: StepRecord,
+        validation: Validation | None = None,
+        scores: TaskScores | None = None,
+    ) -> None:
+        """Complete the record of a step by speed, validation and scores; write and show it.
 
         Args:
             record: Record of the step, with its times.
             validation: Validation after the step; None without one.
+            scores: Scores of tasks after the step; None without them.
         """
         self._speed.complete(record)
         if validation is not None:
             record.valid_loss, record.valid_perplexity = validation.loss, validation.perplexity
             record.valid = validation.further
             self.validation = (record.step, validation)
+        if scores is not None:
+            record.tasks = {name: dict(values) for name, values in scores.values.items()}
+            record.task_seconds = round(scores.seconds, 3)
+            self.scores = (record.step, scores)
+            self._task_seconds += scores.seconds
         self.record = record
         if time.monotonic() > self._looked + _LOOK_SECONDS:
             self._keep_directory()
@@ -368,6 +352,8 @@ class RunReport:
         self.display.step(record, progress)
         if validation is not None:
             self.display.validation(record.step, validation)
+        if scores is not None:
+            self.display.tasks(record.step, scores)
 
     def end_steps(self) -> None:
         """Show a training line of the steps since the last one, if the run ended between two."""
@@ -466,6 +452,7 @@ class RunReport:
         memory, seconds = self.runtime.device.memory_stats, time.monotonic() - self._began
         step, validation = self.validation or (None, None)
         compiled = self.compilation.total
+        scores_step, scores = self.scores or (None, None)
         # If there was nothing left to train, the last numbers are in `metrics.jsonl`.
         before = self._last_row if self.record is None else {}
         return {
@@ -484,6 +471,9 @@ class RunReport:
             "test_perplexity": self.test.perplexity if self.test else None,
             **(validation.named("valid") if validation else {}),
             **(self.test.named("test") if self.test else {}),
+            "tasks": scores.values if scores else before.get("tasks"),
+            "tasks_step": before.get("step") if "tasks" in before else scores_step,
+            "task_seconds": round(self._task_seconds, 3) if scores else before.get("task_seconds"),
             "parameter_count": self.plan.parameter_count,
             **self._speed.summary(),
             "compilations": compiled.count if compiled else None,

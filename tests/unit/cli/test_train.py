@@ -28,7 +28,7 @@ from lmcore.data.indexed.metadata import DatasetMetadata, write_metadata
 from lmcore.data.indexed.writer import IndexedDatasetWriter
 from lmcore.data.prepare.plain_text import prepare_text
 from lmcore.data.tokenizer import NullTokenizer, build_tokenizer
-from lmcore.train.report.run_report import RunResult
+from lmcore.train.report.run_result import RunResult
 
 GOLDEN = Path(__file__).parents[2] / "golden/errors"
 

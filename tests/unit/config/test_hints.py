@@ -66,6 +66,9 @@ LINES: dict[str, tuple[str, ...]] = {
     f"{TASK} --split 8,1,1": (),
     f"{TASK} --task-labels a a": (f"{TASK} --task-labels a b",),
     f"{TASK} --eod-mask-loss": (TASK,),
+    "--eval-tasks lambada --model-family bert": (),
+    "--eval-tasks lambada --context-parallel-size 2 --seq-length 32 "
+    "--max-position-embeddings 35": (),
     "--group-query-attention --num-query-groups 3": (),
     "--swiglu --hidden-size 16": (),
     "--seq-length 2048 --max-position-embeddings 1024": (),

@@ -31,7 +31,7 @@ deepspeed_config device plugin_off precision recompute ops strict_ops determinis
 flush_subnormals
 engine tensor_model_parallel_size pipeline_model_parallel_size context_parallel_size
 nproc_per_node
-log_interval progress tensorboard profile task
+log_interval progress tensorboard profile task eval_tasks
 """
 ALWAYS = frozenset(_ALWAYS.split())
 """Options that have an effect in every run."""
@@ -110,6 +110,11 @@ CASES = [
     ("", "--no-manual-gc", "--manual-gc-interval 5"),
     ("", "--eval-interval 0", "--early-stop 5, --save-best"),
     ("--early-stop 5", "", "--early-stop-delta 0.1"),
+    (
+        "--eval-tasks lambada",
+        "",
+        "--eval-tasks-data {data}, --eval-tasks-interval 5, --eval-tasks-limit 5",
+    ),
     ("--save-interval 5 --keep-last 2", "--keep-last 2", "--keep-every 5"),
     (TWO, "", "--check-replicas-interval 5"),
     (
