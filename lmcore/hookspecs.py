@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         FamilyRegistry,
         FormatRegistry,
         OptionRegistry,
+        TaskRegistry,
         TokenizerRegistry,
     )
     from lmcore.contract.transfer.staging import CheckpointStager
@@ -154,6 +155,18 @@ def lmcore_add_engines(registry: EngineRegistry) -> None:
     Ranks: the launcher and every worker.
     Return: nothing; an engine is a record, `lmcore.model.training_engine.TrainingEngine`, which
     names the function that builds it as `module:object`.
+    """
+
+
+@hookspec
+def lmcore_add_tasks(registry: TaskRegistry) -> None:
+    """Add evaluation tasks: `registry.add(name, load)`.
+
+    Called by: commands that evaluate on tasks, for every usable plugin.
+    When: after flags are read; torch is not imported.
+    Ranks: the launcher and every worker.
+    Return: nothing; `load` names a record as `module:OBJECT`, a `lmcore.evaluation.task.Task`.  Two
+    plugins with a task of one name are an error of these commands.
     """
 
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from lmcore.config.plugin_section import PluginSettings
     from lmcore.evaluation.harness.run import Catalogue, HarnessResult
     from lmcore.evaluation.journal import Journal
+    from lmcore.evaluation.plugin_tasks import KnownTasks
     from lmcore.evaluation.run import TaskProgress, TaskResult
     from lmcore.evaluation.score import Metric
     from lmcore.evaluation.task import Task
@@ -123,7 +124,9 @@ class EvaluateSection(LoadingSection):
     examples: str | None = option(
         None, "File for a JSON line about each example, with its log-probabilities.", metavar="FILE"
     )
-    list: bool = option(False, "List the tasks, with the files that each reads.")
+    list: bool = option(
+        False, "List the tasks, with the files that each reads; with `--task` these alone."
+    )
 
 
 def run(argv: list[str]) -> int:
@@ -137,10 +140,13 @@ def run(argv: list[str]) -> int:
         positionals=("checkpoints",),
         epilog=_EPILOG,
     )
+    from lmcore.evaluation.plugin_tasks import known_tasks
+
+    known = known_tasks(plugins)
     if section.list:
-        _list()
+        _list(section.task, known)
         return 0
-    wanted = _wanted(section)
+    wanted = _wanted(section, known.all)
     outputs = {"--output": section.output, "--examples": section.examples}
     for flag, path in outputs.items():
         if path is not None:
@@ -156,16 +162,25 @@ def run(argv: list[str]) -> int:
     return run_planned(["evaluate", *argv], plan, plugins, work)
 
 
-def _list() -> None:
-    from lmcore.evaluation.tasks import TASKS
+def _list(asked: Sequence[str], known: KnownTasks) -> None:
+    """Print the tasks that are asked for, or all of them."""
+    from lmcore.evaluation.task import named_tasks
 
-    for task in TASKS:
-        print(f"{task.name:<16}{task.summary}")
-        print(f"{'':<16}{', '.join(task.metrics)}; files: {task.files[0]}, of {task.release}")
+    brought = {task.name: distribution for task, distribution in known.added}
+    for task in named_tasks(asked, known.all) if asked else known.all:
+        files = f"{task.files[0]}, of {task.release}" if task.files else f"of {task.release}"
+        print(f"{task.name:<16}{printable(task.summary)}")
+        print(f"{'':<16}{', '.join(task.metrics)}; files: {printable(files)}")
+        if task.name in brought:
+            print(f"{'':<16}from {brought[task.name]}")
 
 
-def _wanted(section: EvaluateSection) -> list[tuple[Task, list[Path]]]:
+def _wanted(section: EvaluateSection, known: Sequence[Task]) -> list[tuple[Task, list[Path]]]:
     """Return the tasks with their files.
+
+    Args:
+        section: Options of the command.
+        known: Tasks to choose from.
 
     Raises:
         ConfigError, DataError: The options contradict each other, or files are missing.
@@ -173,7 +188,6 @@ def _wanted(section: EvaluateSection) -> list[tuple[Task, list[Path]]]:
     from lmcore.evaluation.chosen import chosen_tasks
     from lmcore.evaluation.files import find_files
     from lmcore.evaluation.task import Task
-    from lmcore.evaluation.tasks import TASKS
     from lmcore.evaluation.tasks.language import plain_text
 
     if not section.checkpoints:
@@ -183,7 +197,7 @@ def _wanted(section: EvaluateSection) -> list[tuple[Task, list[Path]]]:
             hint="`lmcore evaluate runs/my-run --task lambada --task-data evals`",
         )
     _require_harness(section)
-    found = chosen_tasks(section.task, section.task_data, TASKS, flag="--task")
+    found = chosen_tasks(section.task, section.task_data, known, flag="--task")
     if section.text is not None:
         metrics = ("loss", "token_perplexity", "word_perplexity", "bits_per_byte")
         task = Task(_TEXT, "A text.", (), plain_text, metrics, "you")
@@ -191,7 +205,7 @@ def _wanted(section: EvaluateSection) -> list[tuple[Task, list[Path]]]:
     if not found and not section.harness:
         raise ConfigError(
             "`lmcore evaluate` needs a task, or a text",
-            why=f"the tasks are {', '.join(task.name for task in TASKS)}",
+            why=f"the tasks are {', '.join(task.name for task in known)}",
             hint="`--task lambada --task-data evals`, or `--text FILE`",
         )
     return found

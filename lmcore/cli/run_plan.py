@@ -192,10 +192,11 @@ class _Surroundings:
         if not names:
             return
         from lmcore.evaluation.chosen import chosen_tasks
-        from lmcore.evaluation.tasks import TASKS
+        from lmcore.evaluation.plugin_tasks import known_tasks
 
         try:
-            self.tasks = chosen_tasks(names, data, TASKS, flag="--eval-tasks")
+            known = known_tasks(self.plugins).all
+            self.tasks = chosen_tasks(names, data, known, flag="--eval-tasks")
         except LmcoreError as problem:
             self.problems.append(problem)
 

@@ -33,6 +33,8 @@ __all__ = [
     "FormatRegistry",
     "OptionRegistry",
     "PluginCorpus",
+    "PluginTask",
+    "TaskRegistry",
     "TokenizerRegistry",
 ]
 
@@ -43,6 +45,7 @@ _COMMAND = rf"{_WORD}( {_WORD})?"
 _CORPUS = r"[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)*"  # names files
 _TOKENIZER = r"[A-Za-z][A-Za-z0-9_.-]*"
 _RECORD = r"[a-z][a-z0-9-]*"
+_TASK = r"[A-Za-z][A-Za-z0-9_-]*"
 _TARGET = r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*"
 _NOBODY: Mapping[str, str] = MappingProxyType({})
 
@@ -54,6 +57,19 @@ class PluginCorpus:
     name: str
     path: Path
     summary: str
+
+
+@dataclass(frozen=True)
+class PluginTask:
+    """Evaluation task of a plugin, for `lmcore evaluate --task NAME`.
+
+    Attributes:
+        name: Name of the task.
+        load: Its record, `module:object`.
+    """
+
+    name: str
+    load: str
 
 
 class _Registry(Generic[T]):
@@ -276,6 +292,33 @@ class TokenizerRegistry(_Registry["TokenizerFactory"]):
         except ValueError:  # a callable without a signature, as some of C have none
             pass
         self.found[claimed] = factory
+
+
+class TaskRegistry(_Registry[PluginTask]):
+    """Registry of the hook `lmcore_add_tasks`."""
+
+    kind = "task"
+
+    def add(self, name: str, load: str) -> None:
+        """Register an evaluation task.
+
+        Args:
+            name: Value of `--task`: letters, digits, dashes and underscores, a letter first.
+            load: "package.module:OBJECT", a `lmcore.evaluation.task.Task` of that name, which is
+                loaded by commands that evaluate.
+
+        Raises:
+            PluginError: An argument is malformed, or the name is taken.
+        """
+        claimed = self._claim(
+            name, _TASK, "letters, digits, dashes and underscores, a letter first"
+        )
+        if not _is_target(load):
+            raise self._error(
+                f"registers the task `{name}` with the target {load!r:.100}",
+                why="a target is written `package.module:OBJECT`",
+            )
+        self.found[claimed] = PluginTask(claimed, load)
 
 
 class _RecordRegistry(_Registry[T]):

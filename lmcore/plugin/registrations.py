@@ -1,4 +1,4 @@
-"""The plugins' additions: options, commands, corpora, tokenizers, families, formats, engines.
+"""The plugins' additions: options, commands, corpora, tokenizers, records of several kinds.
 
 The hook of every usable plugin is called alone.  A plugin that fails adds nothing, not even what it
 registered before it failed, and a warning says so; an error about a name that it might have added
@@ -24,6 +24,8 @@ from lmcore.contract.registry import (
     FormatRegistry,
     OptionRegistry,
     PluginCorpus,
+    PluginTask,
+    TaskRegistry,
     TokenizerRegistry,
 )
 from lmcore.plugin.record import PluginRecord, PluginSet, PluginState, describe
@@ -42,6 +44,7 @@ __all__ = [
     "plugin_commands",
     "plugin_corpora",
     "plugin_sections",
+    "plugin_tasks",
     "plugins_records",
     "register_engines",
     "register_families",
@@ -157,6 +160,37 @@ def plugin_corpora(
         "lmcore_add_corpora",
         lambda record, taken: CorpusRegistry(record.label, {**taken, **(core_corpora or {})}),
     )
+
+
+def plugin_tasks(plugins: PluginSet, core_tasks: Mapping[str, str]) -> Registrations[PluginTask]:
+    """Return the evaluation tasks that the usable plugins add.
+
+    Args:
+        plugins: result of `discover`.
+        core_tasks: Names that cannot be taken, each with its owner for messages.
+
+    Raises:
+        PluginError: Two plugins have a task of one name: a score of either could be taken for the
+            other's.
+    """
+    asked: list[tuple[PluginRecord, TaskRegistry]] = []
+
+    def registry(record: PluginRecord, _: Mapping[str, str]) -> TaskRegistry:
+        asked.append((record, TaskRegistry(record.label, core_tasks)))
+        return asked[-1][1]
+
+    found = _collect(plugins, "lmcore_add_tasks", registry)
+    owners: dict[str, PluginRecord] = {}
+    for record, added in asked:
+        for name in added.found:
+            other = owners.setdefault(name, record)
+            if other is not record:
+                raise PluginError(
+                    f"plugins {other.label} and {record.label} have a task `{name}` each",
+                    why="names are unique over all plugins",
+                    hint=f"leave one out: `--plugin-off {record.name}`",
+                )
+    return found
 
 
 def registered_types(

@@ -27,6 +27,7 @@ from lmcore.plugin.registrations import (
     plugin_commands,
     plugin_corpora,
     plugin_sections,
+    plugin_tasks,
     registered_types,
 )
 
@@ -601,3 +602,48 @@ def test_a_format_that_cannot_tell_about_a_directory_is_named(part, tmp_path):
     finally:
         found("lmcore_add_formats", mine=lambda r: None)
     assert "odd" not in formats()
+
+
+# Tasks
+
+
+def test_tasks_of_two_plugins():
+    """Each is known by its name, with its plugin."""
+    found_tasks = plugin_tasks(
+        found(
+            "lmcore_add_tasks",
+            mine=lambda r: r.add("one", "mine.tasks:ONE"),
+            other=lambda r: r.add("two", "other.tasks:TWO"),
+        ),
+        {"piqa": "lmcore"},
+    )
+    assert {name: one.load for name, one in found_tasks.items()} == {
+        "one": "mine.tasks:ONE",
+        "two": "other.tasks:TWO",
+    }
+    assert found_tasks.plugins["two"].name == "other"
+
+
+def test_a_task_of_two_plugins_is_an_error_with_both():
+    def add(registry):
+        registry.add("one", "tasks:ONE")
+
+    with pytest.raises(PluginError, match="have a task `one` each") as caught:
+        plugin_tasks(found("lmcore_add_tasks", mine=add, other=add), {})
+    assert "`mine`" in caught.value.what
+    assert "`other`" in caught.value.what
+
+
+@pytest.mark.parametrize(
+    "add,why",
+    [
+        (lambda r: r.add("piqa", "tasks:ONE"), "it is lmcore's"),
+        (lambda r: r.add("1one", "tasks:ONE"), "a name is letters"),
+        (lambda r: r.add("one", "tasks.ONE"), "a target is written `package.module:OBJECT`"),
+    ],
+)
+def test_a_wrong_task_is_refused(add, why):
+    def collect(plugins):
+        return plugin_tasks(plugins, {"piqa": "lmcore"})
+
+    assert why in refusal("lmcore_add_tasks", collect, add)

@@ -179,6 +179,33 @@ def test_registrations_that_can_be_found_and_not_used(install, check):
     assert "gives 111, not below its `vocab_size` 100" in failed["lmcore_add_tokenizers"][-1]
 
 
+@pytest.mark.parametrize(
+    "target,status,line",
+    [
+        ("GOOD", "ok", "`guest-task`"),
+        ("ODD", "failed", "has no metric `accuracy`"),
+        ("NONE", "failed", "cannot be loaded"),
+    ],
+)
+def test_each_task_is_loaded(install, check, target, status, line):
+    """A task that is right, one with a metric that there is not, and one that is missing."""
+    install(
+        CPU,
+        f"""
+        from lmcore.evaluation.task import Task
+
+        GOOD = Task("guest-task", "A task.", ("a.jsonl",), list, ("acc",), "me")
+        ODD = Task("guest-task", "A task.", ("a.jsonl",), list, ("accuracy",), "me")
+
+        @hookimpl
+        def lmcore_add_tasks(registry):
+            registry.add("guest-task", __name__ + ":{target}")
+        """,
+    )
+    _, found = check("guest")
+    assert line in details(found, status)["lmcore_add_tasks"][0]
+
+
 def test_each_text_that_a_tokenizer_loses(install, check):
     """ASCII comes back; letters that are normalized, leading spaces and a return do not."""
     install(

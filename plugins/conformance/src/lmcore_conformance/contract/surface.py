@@ -21,6 +21,7 @@ from lmcore.contract.registry import (
     FamilyRegistry,
     FormatRegistry,
     OptionRegistry,
+    TaskRegistry,
     TokenizerRegistry,
 )
 from lmcore_conformance.contract.types import (
@@ -69,6 +70,7 @@ PUBLIC_MODULES: Mapping[str, tuple[str, ...]] = {
             FamilyRegistry,
             FormatRegistry,
             OptionRegistry,
+            TaskRegistry,
             TokenizerRegistry,
         )
     ),
@@ -83,6 +85,8 @@ PUBLIC_MODULES: Mapping[str, tuple[str, ...]] = {
         "TorchCapability",
     ),
     "lmcore.conversion.state": ("ADAM", "ModelState", "Progress", "WEIGHT", "require_no_problems"),
+    "lmcore.evaluation.files": ("Row", "json_rows", "read_text"),
+    "lmcore.evaluation.task": ("Choices", "Continued", "Task", "Text", "within"),
     "lmcore.families.gpt.samples": ("samples",),
     "lmcore.families.layers.head": ("HeadLoss",),
     "lmcore.families.layers.projection": ("Embedding", "Linear"),

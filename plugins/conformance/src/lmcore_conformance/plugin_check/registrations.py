@@ -19,6 +19,7 @@ from lmcore.contract.registry import (
     EngineRegistry,
     FamilyRegistry,
     FormatRegistry,
+    TaskRegistry,
     TokenizerRegistry,
 )
 from lmcore.plugin.record import PluginRecord, PluginSet
@@ -178,6 +179,23 @@ def _engines(record: PluginRecord, taken: Taken) -> Iterator[Check]:
         yield _registered(hook, registry.found, "engines")
 
 
+def _tasks(record: PluginRecord, taken: Taken) -> Iterator[Check]:
+    """Check that each task can be registered and loaded, and has metrics that there are."""
+    from lmcore.evaluation.plugin_tasks import load_task
+    from lmcore.evaluation.score import check_metrics
+
+    hook = "lmcore_add_tasks"
+    registry = TaskRegistry(record.label, _owned(taken.get("tasks", ())))
+    try:
+        call_hook(record, hook, registry=registry)
+        for one in registry.found.values():
+            check_metrics(load_task(one, record))
+    except LmcoreError as error:
+        yield _failed(hook, _message(error))
+    else:
+        yield _registered(hook, registry.found, "tasks")
+
+
 def _matches_nothing(matches: Callable[[Path], bool]) -> str | None:
     """Return what is wrong with `matches` for a directory without a checkpoint; None if nothing."""
     with tempfile.TemporaryDirectory() as folder:
@@ -194,6 +212,7 @@ def reserved_names() -> dict[str, list[str]]:
     from lmcore.cli.plugin_commands import RESERVED
     from lmcore.data.prepare.named_text import BUNDLED
     from lmcore.data.tokenizer import tokenizer_types
+    from lmcore.evaluation.tasks import TASKS
     from lmcore.model.checkpoint_format import formats
     from lmcore.model.family import families
     from lmcore.model.training_engine import engines
@@ -204,6 +223,7 @@ def reserved_names() -> dict[str, list[str]]:
         "groups": [*GROUPS],
         "corpora": [BUNDLED],
         "tokenizers": list(tokenizer_types()),
+        "tasks": [task.name for task in TASKS],
         "engines": [name for name in engines() if name not in added],
         "formats": [name for name in formats() if name not in added],
         "families": [one.key for name, one in families().items() if name not in added],
@@ -235,4 +255,5 @@ REGISTRATION_CHECKS: Mapping[str, Callable[[PluginRecord, Taken], Iterator[Check
     "lmcore_add_families": _families,
     "lmcore_add_formats": _formats,
     "lmcore_add_engines": _engines,
+    "lmcore_add_tasks": _tasks,
 }
