@@ -9,14 +9,13 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from lmcore.base.durable import write_atomically
 from lmcore.base.errors import ConfigError, MissingPackageError, printable
+from lmcore.cli.evaluate_section import EvaluateSection
 from lmcore.cli.loading import (
-    LoadingSection,
     ProcessPlan,
     loaded_model,
     plan_processes,
@@ -27,7 +26,7 @@ from lmcore.cli.loading import (
 from lmcore.cli.selection import find_plugins
 from lmcore.cli.text.progress import ProgressLine
 from lmcore.cli.text.sample_output import check_output_file, open_output_file
-from lmcore.config.option import option
+from lmcore.cli.tuned.dispatch import evaluate_head, split_training
 from lmcore.config.options.command_line import parse_with_plugins, wants_help
 from lmcore.evaluation.passes import BLOCK
 from lmcore.plugin.registrations import plugin_sections
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
 
     Result = TaskResult | HarnessResult
 
-__all__ = ["EvaluateSection", "run"]
+__all__ = ["run"]
 
 logger = logging.getLogger(__name__)
 
@@ -55,82 +54,15 @@ The scores are defined in docs/reference/tasks.md.  `--list` lists the tasks and
   lmcore evaluate runs/my-run --task lambada,arc_easy --task-data evals
   lmcore evaluate runs/my-run gpt2-medium --task hellaswag --task-data hellaswag_val.jsonl
   lmcore evaluate runs/my-run --text book.txt --stride 256
-  lmcore evaluate runs/my-run --harness mmlu,gsm8k --num-fewshot 5"""
+  lmcore evaluate runs/my-run --harness mmlu,gsm8k --num-fewshot 5
+  lmcore evaluate runs/bert --task mnli --finetune --task-data glue --save runs/mnli
+  lmcore evaluate runs/mnli/best --task mnli --task-data glue"""
 _TEXT = "text"
-
-
-@dataclass(frozen=True)
-class EvaluateSection(LoadingSection):
-    """Score trained models on tasks, or by the perplexity of a text."""
-
-    checkpoints: tuple[str, ...] = option(
-        (),
-        "Run directories, checkpoints, or directories of other programs, such as Hugging Face or "
-        "Megatron.",
-        metavar="CHECKPOINT",
-    )
-    task: tuple[str, ...] = option(
-        (), "Tasks, by name; or a Python file that defines some.", metavar="NAME"
-    )
-    task_data: tuple[str, ...] = option(
-        (),
-        "Directory with the files of tasks in the layouts of their releases; or `NAME=FILE`, the "
-        "file of one task.",
-        metavar="DIR",
-    )
-    text: str | None = option(
-        None,
-        "File of text, or of JSON lines with `text`, whose loss and perplexity are computed.",
-        metavar="FILE",
-    )
-    stride: int | None = option(
-        None,
-        "Tokens that each window of a long text predicts after the first one; fewer than the "
-        "model's positions give each token more context. Default: the positions.",
-        minimum=1,
-    )
-    harness: tuple[str, ...] = option(
-        (),
-        "Tasks, groups, tags or YAML files of lm-eval-harness, which fetches their data; "
-        "`python -m lmcore.evaluation.harness ls tasks` lists them.",
-        metavar="NAME",
-    )
-    harness_include: str | None = option(
-        None, "Directory with further tasks of lm-eval-harness.", metavar="DIR"
-    )
-    num_fewshot: int | None = option(
-        None,
-        "Solved examples before each question of `--harness`; default: each task's.",
-        minimum=0,
-    )
-    apply_chat_template: bool = option(
-        False, "Ask the questions of `--harness` in the form of the model's chat template."
-    )
-    limit: int | None = option(
-        None, "Take this many examples from the beginning of each task.", minimum=1
-    )
-    batch_tokens: int = option(
-        2048,
-        "Tokens that are computed before their results are read; it changes no result.",
-        minimum=1,
-    )
-    json: bool = option(False, "Print one JSON object instead of the table.")
-    output: str | None = option(
-        None,
-        "File for the JSON object, beside what is printed; `FILE.part` beside it keeps the results "
-        "of an evaluation that is stopped, and the same command continues it.",
-        metavar="FILE",
-    )
-    examples: str | None = option(
-        None, "File for a JSON line about each example, with its log-probabilities.", metavar="FILE"
-    )
-    list: bool = option(
-        False, "List the tasks, with the files that each reads; with `--task` these alone."
-    )
 
 
 def run(argv: list[str]) -> int:
     """Run `lmcore evaluate` and return the exit status."""
+    argv, training = split_training(argv)
     plugins = find_plugins(argv, probe=not wants_help(argv))
     section, settings = parse_with_plugins(
         EvaluateSection,
@@ -146,6 +78,8 @@ def run(argv: list[str]) -> int:
     if section.list:
         _list(section.task, known)
         return 0
+    if (status := evaluate_head(section, training, plugins, settings, known.all)) is not None:
+        return status
     wanted = _wanted(section, known.all)
     outputs = {"--output": section.output, "--examples": section.examples}
     for flag, path in outputs.items():
@@ -173,6 +107,14 @@ def _list(asked: Sequence[str], known: KnownTasks) -> None:
         print(f"{'':<16}{', '.join(task.metrics)}; files: {printable(files)}")
         if task.name in brought:
             print(f"{'':<16}from {brought[task.name]}")
+    if asked:
+        return
+    from lmcore.evaluation.finetune import TUNED
+
+    print("\nwith --finetune:\n")
+    for own in TUNED:
+        print(f"{own.name:<16}{own.summary}")
+        print(f"{'':<16}{', '.join(own.metrics)}; files: {own.release}")
 
 
 def _wanted(section: EvaluateSection, known: Sequence[Task]) -> list[tuple[Task, list[Path]]]:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lmcore.base.errors import ConfigError
 from lmcore.evaluation.files import find_files
 from lmcore.evaluation.score import check_metrics
 from lmcore.evaluation.task import Task, named_tasks
 
-__all__ = ["chosen_tasks"]
+if TYPE_CHECKING:
+    from lmcore.evaluation.finetune.record import TunedTask
+
+__all__ = ["chosen_tasks", "place_of", "places_of"]
 
 
 def chosen_tasks(
@@ -33,12 +37,17 @@ def chosen_tasks(
     tasks = named_tasks(names, known)
     for task in tasks:
         check_metrics(task)
-    places = _places(data, [task.name for task in tasks], flag)
-    return [(task, find_files(task, _place(task, places, flag))) for task in tasks]
+    places = places_of(data, [task.name for task in tasks], flag)
+    return [(task, find_files(task, place_of(task, places, flag))) for task in tasks]
 
 
-def _places(given: Sequence[str], names: Sequence[str], flag: str) -> dict[str, Path]:
+def places_of(given: Sequence[str], names: Sequence[str], flag: str = "--task") -> dict[str, Path]:
     """Return the place of the data by task; the place for all others has an empty name.
+
+    Args:
+        given: Directory with the files of tasks, and `NAME=FILE` for the file of one task.
+        names: Names of the tasks that are asked for.
+        flag: Flag of the names.
 
     Raises:
         ConfigError: A task has two places, or one is for a task that is not asked for.
@@ -63,8 +72,13 @@ def _places(given: Sequence[str], names: Sequence[str], flag: str) -> dict[str, 
     return found
 
 
-def _place(task: Task, places: Mapping[str, Path], flag: str) -> Path:
+def place_of(task: Task | TunedTask, places: Mapping[str, Path], flag: str = "--task") -> Path:
     """Return the place of a task's data.
+
+    Args:
+        task: The task.
+        places: Result of `places_of`.
+        flag: Flag of the names.
 
     Raises:
         ConfigError: There is none.

@@ -21,6 +21,7 @@ __all__ = [
     "check_metrics",
     "metrics_of",
     "score_of",
+    "standard_error",
 ]
 
 
@@ -157,11 +158,15 @@ def metrics_of(names: Sequence[str], scores: Sequence[Score]) -> dict[str, Metri
 
 def _share(name: str, scores: Sequence[Score]) -> Metric:
     values = [one.correct[name] for one in scores]
-    return Metric(math.fsum(values) / len(values), _standard_error(values))
+    return Metric(math.fsum(values) / len(values), standard_error(values))
 
 
-def _standard_error(values: Sequence[float]) -> float | None:
-    """Return the standard error of a mean, by the sample's variance; None of one value."""
+def standard_error(values: Sequence[float]) -> float | None:
+    """Return the standard error of a mean, by the sample's variance; None of one value.
+
+    Args:
+        values: The values.
+    """
     if len(values) < 2:
         return None
     mean = math.fsum(values) / len(values)
@@ -173,7 +178,7 @@ def _end_perplexity(_name: str, scores: Sequence[Score]) -> Metric:
     """Return exp of the negative mean log-probability of an end, whatever its tokens."""
     values = [one.logprob for one in scores]
     value = _exp(-math.fsum(values) / len(values))
-    error = _standard_error(values)
+    error = standard_error(values)
     return Metric(value, None if error is None else value * error)
 
 

@@ -18,14 +18,18 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from few_words import COLORS, SPECIAL, WORDS
 from suite.warm import WarmPopen
 
 from lmcore.checkpoint import find_checkpoint, load_checkpoint, read_manifest
 from lmcore.cli.main import main
+from lmcore.data.indexed.metadata import DatasetMetadata, write_metadata
+from lmcore.data.indexed.writer import IndexedDatasetWriter
 from lmcore.data.prepare.plain_text import prepare_text
-from lmcore.data.tokenizer import build_tokenizer
+from lmcore.data.tokenizer import Tokenizer, build_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -256,3 +260,51 @@ def assert_same() -> Callable[[dict[str, torch.Tensor], dict[str, torch.Tensor]]
         assert differing == []
 
     return same
+
+
+@pytest.fixture(scope="session")
+def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a vocabulary of few words."""
+    path = tmp_path_factory.mktemp("task") / "vocab.txt"
+    path.write_text("\n".join([*SPECIAL, *COLORS, *WORDS]) + "\n")
+    return path
+
+
+@pytest.fixture(scope="session")
+def tokenizer(vocabulary: Path) -> Tokenizer:
+    """Return a tokenizer of BERT with few words."""
+    return build_tokenizer(
+        "BertWordPieceLowerCase", vocab_file=str(vocabulary), merge_file=None, vocab_size=None
+    )
+
+
+@pytest.fixture(scope="session")
+def sentences(vocabulary: Path, tokenizer: Tokenizer) -> str:
+    """Return the prefix of documents that are split into sentences."""
+    drawn, prefix = np.random.default_rng(4), str(vocabulary.parent / "sentences")
+    with IndexedDatasetWriter(prefix, np.uint16) as writer:
+        for _ in range(60):
+            lengths = drawn.integers(3, 7, 4)
+            writer.add_document(drawn.integers(5, tokenizer.vocab_size, lengths.sum()), lengths)
+        counts = (writer.documents, writer.sequences, writer.tokens)
+    documents, sequences, tokens = counts
+    metadata = DatasetMetadata.of(
+        tokenizer,
+        append_eod=False,
+        documents=documents,
+        sequences=sequences,
+        tokens=tokens,
+        dtype="uint16",
+    )
+    write_metadata(prefix, metadata)
+    return prefix
+
+
+@pytest.fixture(scope="session")
+def bert(train_once: Callable[..., Any], sentences: str) -> Any:
+    """Return a run that pretrained a tiny BERT."""
+    run = train_once(
+        "--model-family bert --train-iters 2 --split 8,1,1 --init-method-std 0.2", sentences
+    )
+    assert f"lmcore generate --load {run.directory} --fill-mask --prompt 'TEXT" in run.out
+    return run

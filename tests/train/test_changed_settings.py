@@ -142,7 +142,8 @@ SAMPLES_OF_FAMILIES = {
 `test_retro.py` change some."""
 
 SETTINGS_OF_TASKS = {
-    f"task{part}" for part in ("", "_data", "_text", "_choices", "_label", "_labels")
+    f"task{part}"
+    for part in ("", "_data", "_text", "_choices", "_choice_tokens", "_label", "_labels")
 }
 """Settings of runs with labelled texts: `test_task.py` changes them."""
 

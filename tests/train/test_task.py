@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,29 +12,17 @@ import numpy as np
 import pytest
 import torch
 from changed_flags import changed
+from few_words import COLORS, WORDS
 
 from lmcore.checkpoint import read_manifest
 from lmcore.cli.main import main
-from lmcore.data.indexed.metadata import DatasetMetadata, write_metadata
-from lmcore.data.indexed.writer import IndexedDatasetWriter
-from lmcore.data.tokenizer import Tokenizer, build_tokenizer
+from lmcore.data.tokenizer import Tokenizer
 from lmcore.families.build import create_model
 from lmcore.families.saved_shape import read_shape
 
-COLORS = ("red", "green", "blue", "black")
-WORDS = ("a", "the", "house", "tree", "is", "was", "not", "very", "old", "new")
-SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 LENGTH = "--train-iters 24 --global-batch-size 8 --lr 1e-2 --save-interval 12 --eval-interval 12"
 RANK = ["-m", "lmcore.cli.main"]
 CLOSE = 1e-5
-
-
-@pytest.fixture(scope="session")
-def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a vocabulary of few words."""
-    path = tmp_path_factory.mktemp("task") / "vocab.txt"
-    path.write_text("\n".join([*SPECIAL, *COLORS, *WORDS]) + "\n")
-    return path
 
 
 @pytest.fixture(scope="session")
@@ -63,46 +50,6 @@ def files(vocabulary: Path) -> Path:
                 row = {"query": words(3), "options": choices, "gold": gold}
                 stream.write(json.dumps(row) + "\n")
     return folder
-
-
-@pytest.fixture(scope="session")
-def tokenizer(vocabulary: Path) -> Tokenizer:
-    """Return a tokenizer of BERT with few words."""
-    return build_tokenizer(
-        "BertWordPieceLowerCase", vocab_file=str(vocabulary), merge_file=None, vocab_size=None
-    )
-
-
-@pytest.fixture(scope="session")
-def sentences(files: Path, tokenizer: Tokenizer) -> str:
-    """Return the prefix of documents that are split into sentences."""
-    drawn, prefix = np.random.default_rng(4), str(files / "sentences")
-    with IndexedDatasetWriter(prefix, np.uint16) as writer:
-        for _ in range(60):
-            lengths = drawn.integers(3, 7, 4)
-            writer.add_document(drawn.integers(5, tokenizer.vocab_size, lengths.sum()), lengths)
-        counts = (writer.documents, writer.sequences, writer.tokens)
-    documents, sequences, tokens = counts
-    metadata = DatasetMetadata.of(
-        tokenizer,
-        append_eod=False,
-        documents=documents,
-        sequences=sequences,
-        tokens=tokens,
-        dtype="uint16",
-    )
-    write_metadata(prefix, metadata)
-    return prefix
-
-
-@pytest.fixture(scope="session")
-def bert(train_once: Callable[..., Any], sentences: str) -> Any:
-    """Return a run that pretrained a tiny BERT."""
-    run = train_once(
-        "--model-family bert --train-iters 2 --split 8,1,1 --init-method-std 0.2", sentences
-    )
-    assert f"lmcore generate --load {run.directory} --fill-mask --prompt 'TEXT" in run.out
-    return run
 
 
 @pytest.fixture

@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from lmcore.base.errors import DataError
 from lmcore.evaluation.files import Row, json_rows, read_text
 from lmcore.evaluation.task import Choices, Task, within
 
-__all__ = ["CHOICES"]
+__all__ = ["CHOICES", "RaceQuestion", "race_questions"]
 
 _METRICS = ("acc", "acc_norm")
 _LETTERS = "ABCDEFGHIJ"
@@ -121,8 +122,46 @@ def _winogrande(path: Path) -> Iterator[Choices]:
         yield Choices(tuple(before + one for one in options), (rest, rest), gold)
 
 
+@dataclass(frozen=True)
+class RaceQuestion:
+    """Question of RACE.
+
+    Attributes:
+        article: The article, as it is in the file.
+        question: The question, which may have a blank: `_`.
+        options: The answers.
+        gold: Number of the right one, from 0.
+        row: Row of the file.
+    """
+
+    article: str
+    question: str
+    options: tuple[str, ...]
+    gold: int
+    row: Row
+
+    @property
+    def where(self) -> str:
+        """File and line, for messages."""
+        return self.row.where
+
+
 def _race(path: Path) -> Iterator[Choices]:
-    """Yield the questions of each article of a file."""
+    for one in race_questions(path):
+        article = " ".join(one.article.split())
+        context = f"Article: {article}\n\nQuestion: {one.question}\nAnswer:"
+        yield _question(context, one.options, one.gold, one.row)
+
+
+def race_questions(path: Path) -> Iterator[RaceQuestion]:
+    """Yield the questions of each article of a file.
+
+    Args:
+        path: File of the release, with a JSON object for each article.
+
+    Raises:
+        DataError: It cannot be read, or has another layout.
+    """
     for number, line in enumerate(read_text(path, 1 << 24).splitlines(), 1):
         if not line.strip():
             continue
@@ -136,13 +175,11 @@ def _race(path: Path) -> Iterator[Choices]:
         options = row.values.get("options")
         if not isinstance(options, list) or not len(options) == len(questions) == len(letters):
             raise row.wrong("options", options, "a list of options for each question")
-        article = " ".join(row.text("article").split())
+        article = row.text("article")
         for question, letter, listed in zip(questions, letters, options, strict=True):
             answers = Row({"options": listed}, where).texts("options")
             gold = row.chosen(_LETTERS.find(letter), answers)
-            yield _question(
-                f"Article: {article}\n\nQuestion: {question}\nAnswer:", answers, gold, row
-            )
+            yield RaceQuestion(article, question, answers, gold, row)
 
 
 CHOICES = (

@@ -1,0 +1,1 @@
+"""`lmcore evaluate` for tasks with a head: fine-tuning, and scores of fine-tuned checkpoints."""

@@ -1,0 +1,136 @@
+"""Choice between an evaluation without training, a fine-tuning, and the scores of a head."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lmcore.base.errors import ConfigError, LmcoreError, suggestion
+from lmcore.cli.finetune_section import ONLY_FINETUNE
+from lmcore.config.option import flag_of, options_of
+
+if TYPE_CHECKING:
+    from lmcore.cli.evaluate_section import EvaluateSection
+    from lmcore.config.plugin_section import PluginSettings
+    from lmcore.evaluation.finetune.record import TunedTask
+    from lmcore.evaluation.task import Task
+    from lmcore.plugin import PluginSet
+
+__all__ = ["evaluate_head", "split_training"]
+
+
+def split_training(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the arguments of the command, and those of `lmcore train`.
+
+    Args:
+        argv: All arguments; with `--finetune`, those of training follow after `--`.
+    """
+    if "--" not in argv or "--finetune" not in argv[: argv.index("--")]:
+        return list(argv), []
+    place = argv.index("--")
+    return list(argv[:place]), list(argv[place + 1 :])
+
+
+def evaluate_head(
+    section: EvaluateSection,
+    training: Sequence[str],
+    plugins: PluginSet,
+    settings: PluginSettings,
+    known: Sequence[Task],
+) -> int | None:
+    """Train and score a head, or score a trained one; return the exit status.
+
+    None: the command asks for neither.
+
+    Args:
+        section: Options of the command.
+        training: Arguments of `lmcore train`.
+        plugins: Plugins to choose from.
+        settings: Options of the plugins.
+        known: Tasks that need no training.
+
+    Raises:
+        ConfigError: The options contradict each other, or the checkpoint.
+    """
+    from lmcore.evaluation.finetune import TUNED
+
+    own = {task.name: task for task in TUNED}
+    plain = {task.name for task in known}
+    names = [one.strip() for each in section.task for one in each.split(",") if one.strip()]
+    if section.finetune:
+        from lmcore.cli.tuned.finetune import finetune
+
+        return finetune(section, _one(names, own, plain), training, plugins, settings)
+    defaults = {option.name: option for option in options_of(type(section))}
+    for name in ONLY_FINETUNE:
+        if getattr(section, name) != defaults[name].default:
+            raise ConfigError(
+                f"`{flag_of(name)}` needs `--finetune`",
+                why="nothing is trained without it",
+                hint="add `--finetune`, or leave it out",
+            )
+    heads = {one: _head(Path(one)) for one in section.checkpoints}
+    trained = [one for one, head in heads.items() if head]
+    asked = [name for name in names if name in own]
+    if not trained:
+        if only := [name for name in asked if name not in plain]:
+            raise ConfigError(
+                f"the task `{only[0]}` needs a head that is trained for it",
+                why="none of the checkpoints has a head for a task"
+                if section.checkpoints
+                else "no checkpoint is given",
+                hint=f"`--task {only[0]} --finetune --task-data DIR --save DIR` trains one",
+            )
+        return None
+    if others := [one for one, head in heads.items() if not head]:
+        raise ConfigError(
+            f"`{trained[0]}` has a head for a task, `{others[0]}` has none",
+            hint="give them to two commands",
+        )
+    shown = f"the head of `{trained[0]}` is for {heads[trained[0]]}"
+    hint = f"give one of {', '.join(own)}; or the checkpoint from before its fine-tuning"
+    if section.text is not None or section.stride is not None or section.harness:
+        raise ConfigError(
+            f"{shown}: it cannot predict a text",
+            why="it gives no probabilities of tokens",
+            hint=hint,
+        )
+    if unfit := [name for name in names if name not in own]:
+        raise ConfigError(
+            f"{shown}: it cannot be scored on the task `{unfit[0]}`",
+            why="it gives no probabilities of tokens" if unfit[0] in plain else None,
+            hint=hint,
+        )
+    if not names:
+        raise ConfigError("`lmcore evaluate` needs a task", why=shown, hint=hint)
+    from lmcore.cli.tuned.scores import score_heads
+
+    return score_heads(section, [own[name] for name in dict.fromkeys(names)], plugins, settings)
+
+
+def _one(names: Sequence[str], own: dict[str, TunedTask], plain: Collection[str]) -> TunedTask:
+    if len(names) != 1:
+        raise ConfigError(
+            f"`--finetune` trains one task, and `--task` names {len(names) or 'none'}",
+            hint=f"give one of {', '.join(own)}",
+        )
+    if names[0] not in own:
+        raise ConfigError(
+            f"`--finetune` has no task `{names[0]}`",
+            why="it is scored without training" if names[0] in plain else None,
+            hint="leave `--finetune` out"
+            if names[0] in plain
+            else suggestion(names[0], own) or f"tasks: {', '.join(own)}",
+        )
+    return own[names[0]]
+
+
+def _head(path: Path) -> str:
+    """Return `--task` of the run at *path*; empty for other checkpoints, and for none."""
+    from lmcore.checkpoint import survey
+
+    try:
+        return str(survey(path).newest()[1].model_shape.get("task") or "")
+    except LmcoreError:
+        return ""

@@ -1,0 +1,353 @@
+"""Scores of checkpoints that have a head already."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lmcore.base.bounded_file import read_bounded_file
+from lmcore.base.durable import write_atomically
+from lmcore.base.errors import ConfigError, DataError, LmcoreError
+from lmcore.cli.loading import plan_processes, require_checkpoint, run_planned, started_runtime
+from lmcore.cli.text.progress import ProgressLine
+from lmcore.cli.text.sample_output import check_output_file, open_output_file
+from lmcore.cli.tuned.report import aligned, part_record, part_rows
+from lmcore.evaluation.chosen import place_of, places_of
+
+if TYPE_CHECKING:
+    from lmcore.cli.evaluate_section import EvaluateSection
+    from lmcore.cli.loading import ProcessPlan
+    from lmcore.config.plugin_section import PluginSettings
+    from lmcore.config.tokenizer import TokenizerSettings
+    from lmcore.evaluation.finetune.model import HeadModel
+    from lmcore.evaluation.finetune.record import TunedTask
+    from lmcore.evaluation.finetune.score import PartScore
+    from lmcore.evaluation.run import TaskProgress
+    from lmcore.plugin import PluginSet
+    from lmcore.runtime.runtime import Runtime
+
+__all__ = [
+    "RECORD_NAME",
+    "head_of",
+    "is_labelled",
+    "require_outputs",
+    "runtime_of",
+    "score_heads",
+    "score_part",
+    "warn_of_training_files",
+]
+
+logger = logging.getLogger(__name__)
+
+RECORD_NAME = "finetune.json"
+"""File in a fine-tuned run's directory with its settings and scores."""
+_MAX_BYTES = 1 << 24
+
+
+def score_heads(
+    section: EvaluateSection,
+    tasks: Sequence[TunedTask],
+    plugins: PluginSet,
+    settings: PluginSettings,
+) -> int:
+    """Score fine-tuned checkpoints on tasks; return the exit status.
+
+    Args:
+        section: Options of the command.
+        tasks: The tasks.
+        plugins: Plugins to choose from.
+        settings: Options of the plugins.
+
+    Raises:
+        ConfigError: The options contradict each other, or the head is not a task's.
+        DataError: Files are missing or have another layout.
+    """
+    require_outputs(section)
+    _require_whole_model(section)
+    checkpoints = [require_checkpoint(Path(one), section.ckpt_step) for one in section.checkpoints]
+    for checkpoint in checkpoints:
+        _require_heads(tasks, checkpoint)
+    places = places_of(section.task_data, [task.name for task in tasks])
+    wanted = [
+        (task, _files(task, place_of(task, places), predicts=section.examples is not None))
+        for task in tasks
+    ]
+    for checkpoint in checkpoints:
+        for _, files in wanted:
+            warn_of_training_files(files, _trained_on(checkpoint))
+    plan = plan_processes(section, plugins)
+
+    def work() -> None:
+        _score(section, checkpoints, wanted, plan, plugins, settings)
+
+    return run_planned(["evaluate"], plan, plugins, work)
+
+
+def _require_whole_model(section: EvaluateSection) -> None:
+    """Refuse to divide a model that is scored by its head."""
+    if section.tensor_model_parallel_size * section.pipeline_model_parallel_size > 1:
+        raise ConfigError(
+            "a head is scored by one process",
+            why="the sizes of tensor and pipeline parallelism divide a model",
+            hint="leave them out; the checkpoint may be of any layout",
+        )
+
+
+def require_outputs(section: EvaluateSection) -> None:
+    """Refuse files of results that cannot be written, and rounded weights.
+
+    Args:
+        section: Options of the command.
+    """
+    for flag, path in {"--output": section.output, "--examples": section.examples}.items():
+        if path is not None:
+            check_output_file(Path(path), flag)
+    if section.output is not None and section.output == section.examples:
+        raise ConfigError("`--output` and `--examples` name the same file", hint="give two files")
+    if section.quantization is not None:
+        raise ConfigError(
+            f"`--quantization {section.quantization}` is not supported for heads",
+            hint="use `--precision bf16`",
+        )
+
+
+def _require_heads(tasks: Sequence[TunedTask], checkpoint: Path) -> None:
+    """Refuse a head that is not a task's, before files are read."""
+    from lmcore.checkpoint import survey
+    from lmcore.evaluation.finetune.record import require_head
+
+    manifest = survey(checkpoint).newest()[1]
+    config: Any = manifest.meta.get("config")
+    head = str(manifest.model_shape.get("task"))
+    try:
+        labels = [str(one) for one in config["config"]["task"]["task_labels"]]
+    except (KeyError, TypeError):
+        labels = []
+    for task in tasks:
+        require_head(task, head, labels if head == "classification" else [], checkpoint)
+
+
+def _files(task: TunedTask, place: Path, *, predicts: bool) -> list[Path]:
+    """Return the files to score: of validation and test, or the one that is named.
+
+    Args:
+        task: The task.
+        place: Directory of the data, or one file or folder.
+        predicts: True if predictions are written, so that no labels are needed.
+    """
+    from lmcore.evaluation.finetune.files import find_part
+
+    if place.is_file() or (task.head == "multiple-choice" and any(place.glob("*.txt"))):
+        if not predicts and not is_labelled(task, place):
+            raise DataError(
+                f"`{place}` has no labels",
+                why="there is nothing to compare the predictions with",
+                hint="add `--examples FILE`, which writes the predictions",
+            )
+        return [place]
+    test = find_part(task, place, "test", needed=False)
+    found = find_part(task, place, "valid", needed=not test)
+    for path in test:
+        if predicts or is_labelled(task, path):
+            found.append(path)
+        else:
+            logger.info("`%s` has no labels: left out (`--examples` has predictions)", path)
+    return found
+
+
+def is_labelled(task: TunedTask, path: Path) -> bool:
+    """Return True if the first row of a file has a label, or there is none.
+
+    Args:
+        task: The task.
+        path: File or folder.
+    """
+    first = next(task.rows(path), None)
+    return first is None or first.label is not None
+
+
+def warn_of_training_files(files: Sequence[Path], trained_on: Sequence[Path]) -> None:
+    """Warn of files that a model was trained on, and is scored by.
+
+    Args:
+        files: Files that are scored.
+        trained_on: Files of the training.
+    """
+    known = {one.resolve() for one in trained_on}
+    for path in files:
+        if path.resolve() in known:
+            logger.warning("`%s` is training data: scores on it say little of other texts", path)
+
+
+def _trained_on(checkpoint: Path) -> list[Path]:
+    """Return the files that a checkpoint's run was trained on, as far as they are recorded."""
+    from lmcore.checkpoint import survey
+
+    found: list[Path] = []
+    try:
+        path, manifest = survey(checkpoint).newest()
+        config: Any = manifest.meta.get("config")
+        listed = config["config"]["task"]["task_data"]
+        found += [Path(one) for one in listed if isinstance(one, str)]
+        record = json.loads(read_bounded_file(path.parent.parent / RECORD_NAME, _MAX_BYTES))
+        found += [Path(one) for one in record["settings"]["train"] if isinstance(one, str)]
+    except (LmcoreError, OSError, ValueError, KeyError, TypeError, RecursionError):
+        pass  # a run of another origin does not say
+    return found
+
+
+@contextmanager
+def runtime_of(
+    section: EvaluateSection,
+    checkpoint: Path,
+    plan: ProcessPlan,
+    plugins: PluginSet,
+    settings: PluginSettings,
+) -> Iterator[Runtime]:
+    """Enter a context with the device in use, in the precision that the model was trained in.
+
+    Args:
+        section: Options of the command; a precision there has precedence.
+        checkpoint: The checkpoint.
+        plan: Processes of the command.
+        plugins: Plugins to choose from.
+        settings: Options of the plugins.
+    """
+    from lmcore.checkpoint import survey
+
+    manifest = survey(checkpoint).newest()[1]
+    config: Any = manifest.meta.get("config")
+    try:
+        saved = config["config"]["accelerator"]["precision"]
+    except (KeyError, TypeError):
+        saved = None
+    if section.precision is None and isinstance(saved, str):
+        section = dataclasses.replace(section, precision=saved)
+    with started_runtime(section, plan, plugins, settings) as runtime:
+        yield runtime
+
+
+def head_of(
+    section: EvaluateSection,
+    checkpoint: Path,
+    runtime: Runtime,
+    plugins: PluginSet,
+    choice: TokenizerSettings,
+) -> HeadModel:
+    """Load the model of a checkpoint.
+
+    Args:
+        section: Options of the command.
+        checkpoint: The checkpoint.
+        runtime: Device, precision and kernels.
+        plugins: Plugins, which may register tokenizers.
+        choice: Tokenizer chosen by the user instead of the checkpoint's own.
+    """
+    from lmcore.data.tokenizer.build import registered_types
+    from lmcore.evaluation.finetune.model import load_head
+
+    return load_head(
+        checkpoint,
+        runtime,
+        choice=choice,
+        extra=registered_types(plugins),
+        length=section.seq_length,
+    )
+
+
+def score_part(
+    section: EvaluateSection, head: HeadModel, task: TunedTask, files: Sequence[Path]
+) -> PartScore:
+    """Score a model on files, with a line of progress.
+
+    Args:
+        section: Options of the command.
+        head: The model.
+        task: The task.
+        files: The files or folders.
+    """
+    from lmcore.evaluation.finetune.score import score_files
+
+    with ProgressLine(_progress_text) as line:
+        found = score_files(
+            head,
+            task,
+            files,
+            tokens=section.batch_tokens,
+            limit=section.limit,
+            progress=line,
+        )
+    for one in found.files:
+        if one.cut:
+            logger.warning(
+                "`%s`: %d of %d rows are longer than the %d tokens of a sequence and cut",
+                *(one.name, one.cut, len(one.rows), head.pairs.length),
+            )
+    return found
+
+
+def _progress_text(progress: TaskProgress) -> str:
+    left = progress.seconds_left
+    ends = "" if left is None else f", {left:,.0f} s left"
+    return f"{progress.task}: {progress.done:,} of {progress.total:,} rows{ends}"
+
+
+def _score(
+    section: EvaluateSection,
+    checkpoints: Sequence[Path],
+    wanted: Sequence[tuple[TunedTask, list[Path]]],
+    plan: ProcessPlan,
+    plugins: PluginSet,
+    settings: PluginSettings,
+) -> None:
+    report: dict[str, dict[str, Any]] = {}
+    opened = open_output_file(Path(section.examples)) if section.examples else nullcontext()
+    with (
+        opened as examples,
+        runtime_of(section, checkpoints[0], plan, plugins, settings) as runtime,
+    ):
+        for checkpoint in checkpoints:
+            head = head_of(section, checkpoint, runtime, plugins, section.tokenizer_choice())
+            logger.info("loaded %s on %s", head.checkpoint, runtime.device.name)
+            for task, files in wanted:
+                part = score_part(section, head, task, files)
+                report.setdefault(str(checkpoint), {})[task.name] = part_record(task, part)
+                if examples is not None:
+                    examples.writelines(example_lines(checkpoint, task, part))
+    content = json.dumps(report, indent=2, allow_nan=False)
+    if section.output is not None:
+        write_atomically(Path(section.output), (content + "\n").encode())
+    print(content if section.json else _table(report, [task for task, _ in wanted]))
+
+
+def example_lines(checkpoint: Path, task: TunedTask, part: PartScore) -> Iterator[str]:
+    """Yield a JSON line about each row.
+
+    Args:
+        checkpoint: The checkpoint.
+        task: The task.
+        part: Scores of the files.
+    """
+    from lmcore.evaluation.finetune.score import example_records
+
+    first = {"checkpoint": str(checkpoint), "task": task.name}
+    for one in part.files:
+        for record in example_records(task, one):
+            yield json.dumps(first | record) + "\n"
+
+
+def _table(report: Mapping[str, Mapping[str, Any]], tasks: Sequence[TunedTask]) -> str:
+    """Return the table: a row for each metric of a file, a column for each checkpoint."""
+    rows = [["task", "file", "examples", "metric", *report]]
+    for task in tasks:
+        columns = [list(part_rows(task, tasks_of[task.name])) for tasks_of in report.values()]
+        rows += [
+            [task.name, *same[0][:3], *(row[3] for row in same)]
+            for same in zip(*columns, strict=True)
+        ]
+    return aligned(rows)
