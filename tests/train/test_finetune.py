@@ -277,7 +277,7 @@ def test_race(bert: Any, tmp_path: Path) -> None:
 
 
 def test_refusals(tuned: tuple[Path, Call], bert: Any, glue: Path, tmp_path: Path) -> None:
-    """What cannot be is named before anything is trained."""
+    """Mistakes are named before anything is trained."""
     run, data = str(tuned[0] / "seed-1"), ["--task-data", str(glue)]
     tune = flags(bert, glue, tmp_path / "a")
     bad = glue.parent / "bad.tsv"

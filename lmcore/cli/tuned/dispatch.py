@@ -21,10 +21,10 @@ __all__ = ["evaluate_head", "split_training"]
 
 
 def split_training(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the arguments of the command, and those of `lmcore train`.
+    """Return the arguments of the command, and the arguments of `lmcore train`.
 
     Args:
-        argv: All arguments; with `--finetune`, those of training follow after `--`.
+        argv: All arguments; with `--finetune`, the arguments of training follow after `--`.
     """
     if "--" not in argv or "--finetune" not in argv[: argv.index("--")]:
         return list(argv), []

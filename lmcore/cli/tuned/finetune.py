@@ -162,7 +162,7 @@ def _check_processes(training: Sequence[str]) -> None:
 
 
 def _files(section: EvaluateSection, task: TunedTask) -> dict[Part, list[Path]]:
-    """Return the files of each part; those of the test that have labels."""
+    """Return the files of each part, of the test only files with labels."""
     from lmcore.evaluation.finetune.files import find_part
 
     given: dict[Part, tuple[str, ...]] = {
@@ -197,7 +197,7 @@ def _files(section: EvaluateSection, task: TunedTask) -> dict[Part, list[Path]]:
 
 
 def _claim(place: _Place, wanted: TunedSettings) -> None:
-    """Record the settings in the directory, or compare them with those that it has.
+    """Record the settings in the directory, or compare them with the recorded ones.
 
     Raises:
         ConfigError: They differ, so that results would be mixed.

@@ -38,7 +38,7 @@ class TunedSettings:
         train, valid, test: Absolute paths of the files.
         epochs, lr, warmup, seq_length, global_batch_size: See `Recipe`.
         micro_batch_size: Samples of a pass on one device.
-        eval_interval: Steps between validations; None: those of an epoch.
+        eval_interval: Steps between validations; None: as many as an epoch has.
         training: Further arguments of `lmcore train`.
         devices: Flags of device and layout, which a fine-tuning that continues may change.
     """

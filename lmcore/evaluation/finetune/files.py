@@ -18,7 +18,7 @@ def find_part(task: TunedTask, data: Path, part: Part, *, needed: bool = True) -
 
     Args:
         task: The task.
-        data: Directory with the data of tasks, or with that of this one.
+        data: Directory with the data of tasks, or with the files of this one.
         part: The part.
         needed: True if the part must be there.
 

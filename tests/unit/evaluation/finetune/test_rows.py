@@ -130,7 +130,7 @@ def test_wrong_numbers(tmp_path: Path) -> None:
 
 
 def test_rows_that_qqp_leaves_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """As Megatron does: rows with another number of fields, and with an empty question."""
+    """Rows with another number of fields or an empty question are left out."""
     path = made("qqp", tmp_path / "train.tsv")
     path.write_text(path.read_text() + "7\t1\t2\tonly\n8\t1\t2\t \tb\t0\n9\t1\t2\ta\tb\t0\n")
     assert [row.label for row in rows_of(BY_NAME["qqp"], path)] == ["1", "0"]
@@ -227,7 +227,7 @@ def test_heads(name: str, head: str, labels: tuple[str, ...], fits: bool) -> Non
 
 
 def test_cleaned() -> None:
-    """As Megatron's `clean_text`."""
+    """Spaces are as by Megatron's `clean_text`."""
     assert cleaned(" a\n b . c . d .") == "a b. c. d ."
 
 
