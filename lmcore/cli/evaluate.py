@@ -36,11 +36,13 @@ if TYPE_CHECKING:
     from lmcore.evaluation.harness.run import Catalogue, HarnessResult
     from lmcore.evaluation.journal import Journal
     from lmcore.evaluation.plugin_tasks import KnownTasks
+    from lmcore.evaluation.replicas import ReplicaPool
     from lmcore.evaluation.run import TaskProgress, TaskResult
     from lmcore.evaluation.score import Metric
     from lmcore.evaluation.task import Task
     from lmcore.generation.load import LoadedModel
     from lmcore.plugin import PluginSet
+    from lmcore.runtime.runtime import Runtime
 
     Result = TaskResult | HarnessResult
 
@@ -88,7 +90,7 @@ def run(argv: list[str]) -> int:
     if section.output is not None and section.output == section.examples:
         raise ConfigError("`--output` and `--examples` name the same file", hint="give two files")
     checkpoints = [require_checkpoint(Path(one), section.ckpt_step) for one in section.checkpoints]
-    plan = plan_processes(section, plugins)
+    plan = plan_processes(section, plugins, replicas=True)
 
     def work() -> None:
         _evaluate(section, checkpoints, wanted, plan, plugins, settings)
@@ -200,19 +202,14 @@ def _evaluate(
     ):
         catalogue = _catalogue(section, plan)
         for checkpoint, name in zip(checkpoints, _distinct(checkpoints), strict=True):
-            with loaded_model(section, checkpoint, plan, runtime, plugins, rows=BLOCK) as loaded:
-                if loaded is None:
-                    continue
-                if loaded.reads_source:
-                    raise ConfigError(
-                        f"the model of `{checkpoint}` has an encoder",
-                        why="the tasks ask for the probabilities of a text's own continuation",
-                        hint="give a GPT or Llama model",
-                    )
-                if getattr(loaded.model, "answers", None) is False:
-                    logger.warning("the model reads neighbours, and is scored without any")
+            with (
+                loaded_model(section, checkpoint, plan, runtime, plugins, rows=BLOCK) as loaded,
+                _pool(loaded, checkpoint, plan, runtime) as pool,
+            ):
+                if loaded is None or plan.rank.rank:
+                    continue  # its passes are computed
                 results: list[Result] = [
-                    *_results(section, loaded, wanted, journal, name, examples)
+                    *_results(section, loaded, wanted, journal, name, examples, pool)
                 ]
                 if catalogue is not None:
                     made = _harness_results(section, loaded, catalogue, journal)
@@ -227,6 +224,32 @@ def _evaluate(
     if journal is not None:
         journal.remove()  # after the results are written
     print(content if section.json else _table(found))
+
+
+@contextmanager
+def _pool(
+    loaded: LoadedModel | None, checkpoint: Path, plan: ProcessPlan, runtime: Runtime
+) -> Iterator[ReplicaPool | None]:
+    """Yield the replicas on rank 0, None for a single one; on other ranks, None at their end."""
+    if loaded is None:
+        yield None
+        return
+    if loaded.reads_source:
+        raise ConfigError(
+            f"the model of `{checkpoint}` has an encoder",
+            why="the tasks ask for the probabilities of a text's own continuation",
+            hint="give a GPT or Llama model",
+        )
+    if getattr(loaded.model, "answers", None) is False and not plan.rank.rank:
+        logger.warning("the model reads neighbours, and is scored without any")
+    if plan.layout.data == 1:
+        yield None
+        return
+    from lmcore.evaluation.replicas import replica_pool
+
+    assert runtime.processes is not None
+    with replica_pool(loaded, runtime.processes.rendezvous, plan.layout) as pool:
+        yield pool
 
 
 def _distinct(checkpoints: Sequence[Path]) -> list[str]:
@@ -248,6 +271,7 @@ def _results(
     journal: Journal | None,
     checkpoint: str,
     examples: TextIO | None,
+    pool: ReplicaPool | None,
 ) -> list[TaskResult]:
     from lmcore.evaluation.run import Evaluation
 
@@ -257,6 +281,7 @@ def _results(
         stride=section.stride,
         limit=section.limit,
         journal=journal,
+        pool=pool,
     )
     # All are asked before the first pass: a wrong example is found before hours of work.
     asked = [evaluation.ask(task, files) for task, files in wanted]

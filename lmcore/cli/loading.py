@@ -87,7 +87,8 @@ class LoadingSection(TokenizerSection):
     nproc_per_node: int | None = option(
         None,
         "Processes to start on this host: tensor-parallel times pipeline-parallel size; default: "
-        "so many if there are as many devices, else one.",
+        "so many if there are as many devices, else one. `lmcore evaluate` takes a multiple: "
+        "replicas, which divide the requests.",
         minimum=1,
         maximum=4096,
     )
@@ -119,7 +120,7 @@ class ProcessPlan:
 
     Attributes:
         rank: Rank of this process.
-        layout: Sizes of the axes `tensor` and `pipeline`.
+        layout: Sizes of the axes `tensor` and `pipeline`, and of `data`: replicas of the model.
         selection: Choice of the device.
     """
 
@@ -133,12 +134,15 @@ class ProcessPlan:
         return self.layout.world_size > self.rank.world_size
 
 
-def plan_processes(section: LoadingSection, plugins: PluginSet) -> ProcessPlan:
+def plan_processes(
+    section: LoadingSection, plugins: PluginSet, *, replicas: bool = False
+) -> ProcessPlan:
     """Return the processes that a model is divided over, before torch is loaded.
 
     Args:
         section: Options of the command.
         plugins: Plugins to choose from.
+        replicas: True if a multiple of the processes of a model have as many replicas of it.
 
     Raises:
         ConfigError: A launcher, or `--nproc-per-node`, gives another number of processes than the
@@ -153,7 +157,11 @@ def plan_processes(section: LoadingSection, plugins: PluginSet) -> ProcessPlan:
     layout, asked = ParallelLayout(tensor=tensor, pipeline=pipeline), section.nproc_per_node
     number = layout.world_size
     product = f"{tensor} (tensor) x {pipeline} (pipeline)"
-    if asked is not None and asked != number:
+
+    def fits(processes: int) -> bool:
+        return processes % number == 0 if replicas else processes == number
+
+    if asked is not None and not fits(asked):
         raise ConfigError(
             f"`--nproc-per-node {asked}` contradicts `--tensor-model-parallel-size` and "
             "`--pipeline-model-parallel-size`",
@@ -162,15 +170,18 @@ def plan_processes(section: LoadingSection, plugins: PluginSet) -> ProcessPlan:
         )
     end_with_launcher(os.environ)
     os.environ.update(translate(os.environ))
-    rank = rank_info(os.environ) if number > 1 else only_process(os.environ)
+    several = number > 1 or replicas
+    rank = rank_info(os.environ) if several else only_process(os.environ)
     if rank.world_size > 1:
         log.configure(rank=rank.rank, world_size=rank.world_size)
-    if started_by_launcher(os.environ) and rank.world_size != number:
+    if started_by_launcher(os.environ) and not fits(rank.world_size):
         raise ConfigError(
             f"a launcher started {rank.world_size} of the {number} processes of the model",
             why=f"they are {product}",
             hint=f"start {number}, or change the sizes",
         )
+    processes = max(rank.world_size, asked or number)
+    layout = dataclasses.replace(layout, data=processes // number)
     selection = select_device(plugins, section.device, rank)
     if rank.world_size < number and asked is None:
         available = default_process_count(plugins, selection, rank)
@@ -294,16 +305,26 @@ def loaded_model(
     from lmcore.generation.parallel.start import parallel_model
 
     choice, extra = section.tokenizer_choice(), registered_types(plugins)
-    if plan.layout.world_size == 1:
-        loaded = load_model(
-            checkpoint,
-            runtime,
-            choice=choice,
-            extra=extra,
-            rows=rows,
-            require=require,
-            quantization=section.quantization,
-        )
+    if plan.layout.tensor * plan.layout.pipeline == 1:
+
+        def load(path: Path) -> LoadedModel:
+            return load_model(
+                path,
+                runtime,
+                choice=choice,
+                extra=extra,
+                rows=rows,
+                require=require,
+                quantization=section.quantization,
+            )
+
+        processes, rank = runtime.processes, plan.rank.rank
+        loaded = None if rank else load(checkpoint)
+        if processes is not None:
+            # All load what rank 0 has found, though a run may write a newer one meanwhile.
+            found = None if loaded is None else str(loaded.checkpoint)
+            checkpoint = Path(processes.gather(found, "the checkpoint")[0])
+        loaded = loaded or load(checkpoint)
         logger.info("loaded %s on %s", loaded.checkpoint, runtime.device.name)
         yield loaded
         return

@@ -72,8 +72,17 @@ class PassPool(Protocol):
         """Number of models."""
         ...
 
-    def compute(self, passes: Sequence[AnyPass]) -> list[list[LogLikelihood]]:
-        """Return the results of the requests of each pass."""
+    def compute(
+        self,
+        passes: Sequence[AnyPass],
+        own: Callable[[Sequence[AnyPass]], list[list[LogLikelihood]]],
+    ) -> list[list[LogLikelihood]]:
+        """Return the results of the requests of each pass.
+
+        Args:
+            passes: The passes.
+            own: Function that computes passes by the model of the caller.
+        """
         ...
 
 
@@ -85,8 +94,6 @@ class Likelihoods:
         shapes: Sizes of the passes.
     """
 
-    size = 1
-
     def __init__(
         self, loaded: LoadedModel, *, tokens: int = DEFAULT_TOKENS, pool: PassPool | None = None
     ) -> None:
@@ -96,15 +103,15 @@ class Likelihoods:
             loaded: Causal language model.
             tokens: Tokens whose results are read from the device together; no result depends on
                 it.
-            pool: Models that compute the passes; None: this one.
+            pool: Models that compute the passes; None: this one alone.
         """
         self._model, self._execution = loaded.model, loaded.execution
         self._vocab_size = loaded.tokenizer.vocab_size
         self.positions = loaded.model.shape.max_position_embeddings
         block = BLOCK if loaded.model.device.type == "cpu" else ACCELERATOR_BLOCK
         self.shapes = Shapes(block, self.positions)
-        self._pool: PassPool = pool or self
-        self._together = max(1, tokens // block) * self._pool.size
+        self._pool = pool
+        self._together = max(1, tokens // block) * (1 if pool is None else pool.size)
         self._cache: BranchingCache | None = None
 
     @contextmanager
@@ -154,7 +161,9 @@ class Likelihoods:
         """
         left = iter(passes)
         while batch := list(itertools.islice(left, self._together)):
-            found = self._pool.compute([one for _, one in batch])
+            asked = [one for _, one in batch]
+            pool = self._pool
+            found = self.compute(asked) if pool is None else pool.compute(asked, self.compute)
             yield {
                 key: value
                 for (keys, _), values in zip(batch, found, strict=True)

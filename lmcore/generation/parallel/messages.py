@@ -33,22 +33,25 @@ class Call(NamedTuple):
 
 
 class MessageChannel:
-    """Broadcast of messages from rank 0 to all ranks of a run.
+    """Broadcast of messages from the first rank of a model to all of its ranks.
 
     A message is a list of calls; None says that the model is closed.
     """
 
-    def __init__(self, device: torch.device, group: ProcessGroup | None = None) -> None:
+    def __init__(
+        self, device: torch.device, group: ProcessGroup | None = None, first: int = 0
+    ) -> None:
         """Take the device of the collectives.
 
         Args:
             device: Device of this rank.
-            group: Group of all ranks; None: the default group.
+            group: Group of the model's ranks; None: the default group.
+            first: First of them.
         """
-        self._device, self._group = device, group
+        self._device, self._group, self._first = device, group, first
 
     def send(self, message: Sequence[Call] | None) -> None:
-        """Send a message; called by rank 0 only."""
+        """Send a message; called by the first rank only."""
         text = json.dumps(message, separators=(",", ":")).encode()
         text = len(text).to_bytes(_WORD, "little") + text
         self._broadcast(self._words(text[:_HEADER].ljust(_HEADER)))
@@ -76,4 +79,4 @@ class MessageChannel:
         return words.cpu().numpy().tobytes()
 
     def _broadcast(self, tensor: torch.Tensor) -> None:
-        distributed.broadcast(tensor, 0, group=self._group)
+        distributed.broadcast(tensor, self._first, group=self._group)

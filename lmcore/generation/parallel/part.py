@@ -35,10 +35,12 @@ class PartRunner:
 
         Args:
             model: Part of the model in evaluation mode, with the collectives of its layers.
-            mesh: Mesh with the axes `tensor` and `pipeline`.
+            mesh: Mesh with the axes `tensor` and `pipeline`; each replica on its axis `data` is a
+                model, whose first rank is called rank 0 here.
             group: Group of rank 0 and the ranks of the last stage, which compute logits; None on
                 other ranks.
         """
+        self._first = mesh.data_rank * mesh.tensor.size
         self._model, self._mesh, self._group = model, mesh, group
         self._caches: dict[int, SlotCache] = {}
         self._last_rank = mesh.pipeline.ranks[-1] if mesh.tensor.rank == 0 else None
@@ -91,7 +93,7 @@ class PartRunner:
         hidden_BSH: Tensor = self._model(tokens_BS, cache, **before)
         if axis.size == 1:
             self._hidden_dtype = hidden_BSH.dtype
-            return hidden_BSH if self._mesh.rank == 0 else None
+            return hidden_BSH if self._mesh.rank == self._first else None
         if axis.rank < axis.size - 1:
             self._send("stage", hidden_BSH, axis.ranks[axis.rank + 1])
         else:
@@ -111,7 +113,7 @@ class PartRunner:
             size = (rows, self._model.shape.hidden_size)
             hidden_NH = torch.empty(size, dtype=self._hidden_dtype, device=self.device)
         hidden_NH = hidden_NH.contiguous()
-        distributed.broadcast(hidden_NH, 0, group=self._group)
+        distributed.broadcast(hidden_NH, self._first, group=self._group)
         axis, vocabulary = self._mesh.tensor, self._model.shape.padded_vocab_size
         logits_NV = None
         if self._model.part.head:
@@ -121,7 +123,7 @@ class PartRunner:
                 gather_into(parts, logits_NV.contiguous(), group=axis.group)
                 logits_NV = torch.cat(parts.view(axis.size, rows, vocabulary).unbind(), dim=-1)
         if self._mesh.pipeline.size == 1:
-            return logits_NV if self._mesh.rank == 0 else None
+            return logits_NV if self._mesh.rank == self._first else None
         return self._to_first("logits", logits_NV, (rows, axis.size * vocabulary))
 
     def _to_first(self, name: str, tensor: Tensor | None, size: tuple[int, ...]) -> Tensor | None:
@@ -132,12 +134,12 @@ class PartRunner:
             tensor: The result; used on the first rank of the last stage.
             size: Size of the result.
         """
-        if self._mesh.rank == 0:
+        if self._mesh.rank == self._first:
             assert self._last_rank is not None
             return self._received(name, size, self._last_rank)
         if self._mesh.rank == self._last_rank:
             assert tensor is not None
-            self._send(name, tensor, 0)
+            self._send(name, tensor, self._first)
         return None
 
     def _send(self, name: str, tensor: Tensor, rank: int) -> None:

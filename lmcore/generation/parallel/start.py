@@ -56,14 +56,15 @@ def parallel_model(
     require: Callable[[ModelShape], None] | None = None,
     quantization: str | None = None,
 ) -> Iterator[LoadedModel | None]:
-    """Load a model in parts; yield it on rank 0, and None on the other ranks when it is closed.
+    """Load a model in parts; yield it on its first rank, and None on the others when it is closed.
 
-    All ranks must call it.  The other ranks ignore signals that end a run: rank 0 ends them.
+    All ranks must call it.  The other ranks ignore signals that end a run: the first rank ends
+    them.  On an axis `data` there are several replicas, each with a first rank.
 
     Args:
         path: See `load_model`; what rank 0 finds there is loaded by all.
         runtime: Device, precision, kernels and processes.
-        layout: Sizes of the axes `tensor` and `pipeline`.
+        layout: Sizes of the axes `tensor`, `pipeline` and `data`.
         choice, extra, rows, require, quantization: See `load_model`.
 
     Raises:
@@ -76,7 +77,7 @@ def parallel_model(
         weights, tokenizer = open_checkpoint(path, choice, extra, require)
     directory = processes.gather(str(_directory(path, weights)), "the checkpoint")[0]
     if weights is None:
-        weights, _ = open_checkpoint(Path(directory), choice, extra, require)
+        weights, tokenizer = open_checkpoint(Path(directory), choice, extra, require)
     whole = divided_shape(weights.state.shape, layout)
     mesh = ParallelMesh.of(layout, runtime)
     with torch.device("meta"):
@@ -96,10 +97,11 @@ def parallel_model(
     divided = layout.tensor > 1
     execution = fix_weights(model, runtime, rows, quantization, divided=divided)
     tensor_parallel.connect(model, mesh.tensor, sequence=False, rng=runtime.rng)
-    channel = MessageChannel(model.device)
+    first = mesh.data_rank * layout.tensor
+    channel = MessageChannel(model.device, _model_group(mesh, runtime), first)
     runner = PartRunner(model, mesh, _logits_group(mesh, runtime))
     processes.barrier("all ranks to have loaded their part of the model")
-    if rank:
+    if rank != first:
         _make_calls(runner, channel, execution)
         yield None
         return
@@ -164,12 +166,37 @@ def _fill(model: CausalLM, layouts: Mapping[str, TensorLayout], weights: WeightR
         layouts[name].fill(parameter, saved)
 
 
+def _model_group(mesh: ParallelMesh, runtime: Runtime) -> ProcessGroup | None:
+    """Return the group of this replica's ranks; None: all are of one."""
+    if mesh.layout.data == 1:
+        return None
+    assert runtime.processes is not None
+    groups = [
+        runtime.processes.new_group([rank for stage in stages for rank in stage], "model")
+        for stages in _stages_of_replicas(mesh)
+    ]
+    return groups[mesh.data_rank]
+
+
 def _logits_group(mesh: ParallelMesh, runtime: Runtime) -> ProcessGroup | None:
     """Return the group of rank 0 and the last stage; None on other ranks."""
     if mesh.pipeline.size == 1:
         return mesh.tensor.group
     assert runtime.processes is not None
-    return runtime.processes.new_group([0, *mesh.stage_ranks()[-1]], "logits")
+    groups = [
+        runtime.processes.new_group([stages[0][0], *stages[-1]], "logits")
+        for stages in _stages_of_replicas(mesh)
+    ]
+    return groups[mesh.data_rank]
+
+
+def _stages_of_replicas(mesh: ParallelMesh) -> list[list[list[int]]]:
+    """Return the ranks of each replica, by their stage."""
+    size = mesh.tensor.size
+    return [
+        [stage[number * size : (number + 1) * size] for stage in mesh.stage_ranks()]
+        for number in range(mesh.layout.data)
+    ]
 
 
 def _make_calls(runner: PartRunner, channel: MessageChannel, execution: Execution) -> None:

@@ -100,7 +100,7 @@ class Nothing:
 
     size = 1
 
-    def compute(self, passes: Sequence[AnyPass]) -> list[list[LogLikelihood]]:
+    def compute(self, passes: Sequence[AnyPass], _own: Any) -> list[list[LogLikelihood]]:
         return [[LogLikelihood(-1.0, True, len(r.targets)) for r in one.requests] for one in passes]
 
 
