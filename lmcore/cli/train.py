@@ -230,6 +230,9 @@ def _losses(summary: Mapping[str, Any]) -> Iterator[str]:
     """Yield a line for the last validation, the best one if it is another, and the test."""
     if summary["valid_loss"] is not None:
         yield f"validation loss {_evaluation(summary, 'valid')}"
+    for name, values in (summary.get("valid_sets") or {}).items():
+        found = {f"valid_{key}": value for key, value in values.items()}
+        yield f"  on {name}: {_evaluation({'valid_perplexity': None, **found}, 'valid')}"
     step = summary["best_valid_step"]
     if step is not None and step != summary["valid_step"]:
         yield f"best validation loss {summary['best_valid_loss']:.4f}, at step {step:,}"

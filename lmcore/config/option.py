@@ -30,6 +30,7 @@ __all__ = [
     "RANGES",
     "REQUIRED",
     "SCRIPTS",
+    "SETS",
     "Option",
     "flag_of",
     "is_option",
@@ -53,10 +54,10 @@ learning-rate schedule, the order of the samples, the tokenizer or the optimizer
 an error unless a flag allows it."""
 
 INPUT_PATH, OUTPUT_PATH, PREFIXES, RANGES = "input", "output", "prefixes", "ranges"
-NAMED, SCRIPTS = "named", "scripts"
+NAMED, SCRIPTS, SETS = "named", "scripts", "sets"
 """`paths` of an option: a path to read, a path to write, a list of dataset prefixes with or without
-weights, texts "NAME: WEIGHT START:END PREFIX, ...", paths or texts "NAME=PATH", or names and paths
-of Python files."""
+weights, texts "NAME: WEIGHT START:END PREFIX, ...", paths or texts "NAME=PATH", names and paths of
+Python files, or names and texts "NAME=PREFIX"."""
 
 _KEY = "lmcore.option"
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
@@ -113,7 +114,7 @@ def option(
             `FREE`, `DROPOUT`, `CHECKED`, or "warn", which names the change in a warning.
         needs: Conditions under which the setting has an effect; default: always.
         paths: Form of the paths in the value: `INPUT_PATH`, `OUTPUT_PATH`, `PREFIXES`, `RANGES`,
-            `NAMED` or `SCRIPTS`; in a file they are relative to the file.
+            `NAMED`, `SCRIPTS` or `SETS`; in a file they are relative to the file.
         one_start: True if the option is for one start only: a run's `config.yaml` does not set it.
         may_be_empty: True if an empty text is a value, as it always is if it is the default.
     """

@@ -38,6 +38,7 @@ from lmcore.data.tokenizer.comparison import same_tokens
 from lmcore.data.tokenizer.saved import load_tokenizer
 from lmcore.runtime.launch.rank import RankInfo
 from lmcore.train.resume.saved_run import saved_order
+from lmcore.train.validation_sets import ValidationSet, open_validation_sets
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
@@ -68,6 +69,7 @@ class RunDatasets:
         test: Test samples; None if the run has no test.
         sources: Open data sources of each part that has documents.
         title: Description of the sources in a few words.
+        sets: Named validation sets; the first has the samples of `valid` if there are no others.
         tasks: Tasks that score the model, with their requests.
     """
 
@@ -78,6 +80,7 @@ class RunDatasets:
     test: TrainingSamples | None
     sources: Mapping[Part, tuple[OpenSource, ...]]
     title: str = ""
+    sets: Mapping[str, ValidationSet] = field(default_factory=dict)
     tasks: tuple[AskedTask, ...] = ()
     _sets: tuple[IndexedDataset, ...] = field(default=(), repr=False)
 
@@ -91,7 +94,10 @@ class RunDatasets:
         Raises:
             DataError: A dataset is damaged.
         """
-        sizes = {indexed.prefix: verify_files(indexed.prefix, share) for indexed in self._sets}
+        prefixes = [indexed.prefix for indexed in self._sets]
+        named = (source for each in self.sets.values() for source in each.sources)
+        prefixes += [source.indexed.prefix for source in named]
+        sizes = {prefix: verify_files(prefix, share) for prefix in dict.fromkeys(prefixes)}
         if share[0]:
             return
         verified = [size for size in sizes.values() if size is not None]
@@ -308,7 +314,8 @@ def _build(
             keep_text=kept if settings.lazy_loader else None,
         )
 
-    needed: tuple[Part, ...] = ("train", "valid") if plan.valid_samples > 0 else ("train",)
+    validates = plan.valid_samples > 0 and not sources.validates_on_sets_alone
+    needed: tuple[Part, ...] = ("train", "valid") if validates else ("train",)
     parts = open_sources(
         sources,
         needed=needed,
@@ -332,6 +339,9 @@ def _build(
         if count > 0 and part in parts
     }
     sets = {id(source.indexed): source.indexed for opened in parts.values() for source in opened}
+    named_sets = open_validation_sets(plan, common, prefix_of)
+    if named_sets and "valid" not in further:
+        further["valid"] = next(iter(named_sets.values())).samples
     training = _training(plan, parts["train"], common, saved_order(plan))
     _report_unused({"train": training.samples, **further})
     return RunDatasets(
@@ -342,6 +352,7 @@ def _build(
         further.get("test"),
         parts,
         _title(sources),
+        named_sets,
         _sets=tuple(sets.values()),
     )
 

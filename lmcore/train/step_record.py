@@ -46,6 +46,7 @@ class StepRecord:
             the step compiled.
         valid_loss: Validation loss after the step; None without a validation.
         valid_perplexity: exp(min(20, loss)) of the loss of tokens; None without one.
+        valid_sets: Numbers of each named validation set by name.
         tasks: Scores of tasks after the step: for each task its numbers by name.
         task_seconds: Time that they took; None without scores.
         valid: Further numbers of the validation by name: each loss, if there are several, and
@@ -75,6 +76,7 @@ class StepRecord:
     mfu: float | None = None
     valid_loss: float | None = None
     valid_perplexity: float | None = None
+    valid_sets: dict[str, dict[str, float]] = field(default_factory=dict)
     tasks: dict[str, dict[str, float | None]] = field(default_factory=dict)
     task_seconds: float | None = None
     losses: dict[str, float] = field(default_factory=dict)

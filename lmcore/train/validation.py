@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -38,11 +38,13 @@ class Validation:
         losses: Mean of each loss over its valid targets by `Loss.key`, in nats.
         samples: Number of samples, over all ranks.
         accuracies: Share of the targets that the model predicts, by `Loss.accuracy_key`.
+        sets: Result on each named validation set.
     """
 
     losses: Mapping[str, float]
     samples: int
     accuracies: Mapping[str, float] = field(default_factory=dict)
+    sets: Mapping[str, Validation] = field(default_factory=dict)
 
     @property
     def loss(self) -> float:
@@ -60,6 +62,12 @@ class Validation:
         """Numbers beside loss and perplexity by name, for metrics and displays."""
         losses = self.losses if len(self.losses) > 1 else {}
         return {**losses, **self.accuracies}
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """All numbers by name: "loss", "perplexity" if there is one, and `further`."""
+        perplexity = {} if self.perplexity is None else {"perplexity": self.perplexity}
+        return {"loss": self.loss, **perplexity, **self.further}
 
     def named(self, part: str) -> dict[str, float]:
         """Return `further` with the name of the evaluation before each: "valid_sop_loss"."""
@@ -109,9 +117,17 @@ class Evaluator:
         number = -(-step // training.eval_interval) - 1
         count = training.eval_iters * self._plan.global_batch_size
         validation = self._evaluate(self._datasets.valid, number * count)
-        if validation is not None:
-            self.history.add(step, validation.loss, delta=training.early_stop_delta)
-        return validation
+        if validation is None:
+            return None
+        sets = {}
+        for name, named in self._datasets.sets.items():
+            same = named.samples is self._datasets.valid
+            found = validation if same else self._evaluate(named.samples, number * count)
+            if found is None:
+                return None
+            sets[name] = found
+        self.history.add(step, validation.loss, delta=training.early_stop_delta)
+        return replace(validation, sets=sets)
 
     def test(self) -> Validation | None:
         """Return the loss of the test samples; None without test samples and after a signal."""

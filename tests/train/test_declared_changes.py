@@ -244,7 +244,7 @@ SPECIAL: Mapping[str, str] = {
         ("eval_tasks", "eval_tasks_data", "eval_tasks_interval", "eval_tasks_limit"),
         "test_eval_tasks.py",
     ),
-    "valid_data": "there is only one named text here",
+    "valid_data": "there is only one named text here; sets of data: test_valid_sets.py",
     "parse_special_tokens": "only a tokenizer of some types takes it",
     "plugin_off": "where these tests run, all plugins but `cpu` may be absent",
     "data_parallel_replicas": "it needs four processes",

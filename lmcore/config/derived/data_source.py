@@ -9,13 +9,14 @@ metadata, `lmcore.data.blend.sources` opens the datasets.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from lmcore.base.errors import ConfigError, LmcoreError
 from lmcore.config.derived.split import DataSplit, parse_split
-from lmcore.config.section.data import DataSection
+from lmcore.config.section.data import DataSection, text_names
 from lmcore.config.section.task import TaskSection
 from lmcore.config.tokenizer import TokenizerIdentity
 
@@ -33,6 +34,7 @@ __all__ = [
     "TaskData",
     "is_number",
     "overlapping_ranges",
+    "own_values",
     "read_sources",
     "without_ending",
 ]
@@ -58,6 +60,9 @@ OWN = {
 TASK_OPTIONS: dict[Part, str] = {"train": "task_data", "valid": "task_valid_data"}
 """Options that name the files of a task, by part."""
 
+_SET_RANGES = "valid_weighted_split_paths"
+"""Option whose blends are validation sets, if there are several."""
+_SET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _ONE_BY_ONE = "alternate weight and dataset, such as `0.7 web 0.3 books`, or give no weights"
 _RANGES = 'write `"NAME: WEIGHT START:END PATH, ..."`, such as `"train: 0.5 0:0.9 web"`'
 
@@ -160,6 +165,7 @@ class RunSources:
         bundled: True if no flag names data, so that the run reads the bundled text.
         split: Shares of the documents of `divided` for each part; None if `--split` is malformed.
         task: Columns and content of a task's files; None without a task.
+        sets: Further blends for validation by name; the run reports the loss of each.
     """
 
     divided: Blend | None
@@ -167,12 +173,22 @@ class RunSources:
     bundled: bool = False
     split: DataSplit | None = None
     task: TaskData | None = None
+    sets: Mapping[str, Blend] = field(default_factory=dict)
+
+    @property
+    def validates_on_sets_alone(self) -> bool:
+        """True if the sets are the only data for validation: the first one's loss is the run's."""
+        without = "valid" not in self.own
+        if self.divided is not None:
+            without = self.split is not None and self.split.shares[1] == 0
+        return bool(self.sets) and without
 
     def blends(self) -> tuple[Blend, ...]:
         """Return every blend, training first."""
-        return (
+        parts = (
             (self.divided,) if self.divided else tuple(self.own[p] for p in PARTS if p in self.own)
         )
+        return (*parts, *self.sets.values())
 
 
 def read_sources(
@@ -188,19 +204,27 @@ def read_sources(
         split = parse_split(settings.split)
     except ConfigError:
         split = None
-    own: dict[Part, Blend] = {}
     problems: list[LmcoreError] = []
     if task is not None and task.task and task.task_data:
         return _task_sources(task, split), problems
+    sources = _pretraining_sources(settings, split, problems)
+    return replace(sources, sets=_sets(settings, sources, problems)), problems
+
+
+def _pretraining_sources(
+    settings: DataSection, split: DataSplit | None, problems: list[LmcoreError]
+) -> RunSources:
+    """Return the sources of the parts, without the named validation sets."""
+    own: dict[Part, Blend] = {}
     for part in PARTS:
         for option in OWN[part]:
-            words = getattr(settings, option)
+            words = own_values(settings, option)
             if words:
                 own[part] = _own_blend(option, words, problems)
     if set(own) == {"train"} and own["train"].option == "train_data":
-        return RunSources(own["train"], split=split), problems
+        return RunSources(own["train"], split=split)
     if own:
-        return RunSources(None, own, split=split), problems
+        return RunSources(None, own, split=split)
     if settings.data_file_list is not None:
         divided = Blend("data_file_list", (), file_list=settings.data_file_list)
     elif settings.data_path:
@@ -208,8 +232,59 @@ def read_sources(
         divided = Blend("data_path", sources)
     else:
         divided = Blend("corpus", (DataSource(settings.corpus or BUNDLED, corpus=True),))
-        return RunSources(divided, bundled=settings.corpus is None, split=split), problems
-    return RunSources(divided, split=split), problems
+        return RunSources(divided, bundled=settings.corpus is None, split=split)
+    return RunSources(divided, split=split)
+
+
+def own_values(settings: DataSection, option: str) -> tuple[str, ...]:
+    """Return the values of an option of `OWN` that name the sources of the part.
+
+    Names of validation sets, and blends of several names, which are such sets, are not among them.
+    """
+    words: tuple[str, ...] = getattr(settings, option)
+    if option == "valid_data":
+        return text_names(words)
+    if option == _SET_RANGES and len(_weighted_split_paths(words, _flag(option), [])) > 1:
+        return ()
+    return words
+
+
+def _sets(
+    settings: DataSection, sources: RunSources, problems: list[LmcoreError]
+) -> dict[str, Blend]:
+    """Return the validation sets by name, and add to *problems* what is wrong with them."""
+    found: dict[str, Blend] = {}
+    words, flag = settings.valid_weighted_split_paths, _flag(_SET_RANGES)
+    if words and not own_values(settings, _SET_RANGES):
+        for name, blend in _weighted_split_paths(words, flag, problems).items():
+            found[name] = Blend(_SET_RANGES, blend, name)
+    trained = {source.name for blend in sources.blends()[:1] for source in blend.sources}
+    for word in settings.valid_data:
+        name, equals, prefix = (part.strip() for part in word.partition("="))
+        if not equals:
+            continue
+        shown, prefix = f"`--valid-data {word}`", without_ending(prefix)
+        if not _SET_NAME.fullmatch(name) or not prefix:
+            problems.append(
+                ConfigError(
+                    f"{shown} is not NAME=PREFIX",
+                    why="a name has letters, digits and the characters `_`, `-` and `.`",
+                    hint="write `--valid-data web=data/web_text_document`",
+                )
+            )
+        elif name in found:
+            problems.append(
+                ConfigError(
+                    f"{shown}: there are two validation sets `{name}`",
+                    hint="give each a name of its own; `--valid-weighted-split-paths "
+                    '"NAME: 1 0:1 PREFIX, 1 0:1 PREFIX"` joins data sets',
+                )
+            )
+        else:
+            note = f"{shown}: the model is trained on documents of this data set, too"
+            note = note if prefix in trained else ""
+            found[name] = Blend("valid_data", (DataSource(prefix),), name, note=note)
+    return found
 
 
 def _task_sources(task: TaskSection, split: DataSplit | None) -> RunSources:
@@ -231,8 +306,12 @@ def _task_sources(task: TaskSection, split: DataSplit | None) -> RunSources:
     return RunSources(None, own, split=split, task=found)
 
 
+def _flag(option: str) -> str:
+    return "--" + option.replace("_", "-")
+
+
 def _own_blend(option: str, words: tuple[str, ...], problems: list[LmcoreError]) -> Blend:
-    flag = "--" + option.replace("_", "-")
+    flag = _flag(option)
     if option.endswith("_data"):
         return Blend(option, tuple(DataSource(word, corpus=True) for word in words))
     if option.endswith("_data_path"):
@@ -241,7 +320,7 @@ def _own_blend(option: str, words: tuple[str, ...], problems: list[LmcoreError])
     if len(groups) > 1:
         problem = ConfigError(
             f"`{flag}` names {len(groups)} blends: {', '.join(f'`{name}`' for name in groups)}",
-            why="a run trains, validates and tests on one blend each",
+            why="a run trains and tests on one blend each",
             hint="keep one of them, or put their paths into one",
         )
         problems.append(problem)
@@ -312,10 +391,12 @@ def _weighted_split_paths(
 def overlapping_ranges(sources: RunSources) -> Iterator[ConfigError]:
     """Yield a problem for each two ranges of a dataset that overlap."""
     seen: list[tuple[Blend, DataSource]] = []
+    sets = list(sources.sets.values())  # documents may be in several of them
     for blend in sources.blends():
         for source in blend.sources:
             for other_blend, other in seen:
-                if source.name == other.name and _overlap(source, other):
+                both = blend in sets and other_blend in sets and blend != other_blend
+                if source.name == other.name and _overlap(source, other) and not both:
                     first, second = _shown(other_blend, other), _shown(blend, source)
                     yield ConfigError(
                         f"{first} and {second} have documents of `{source.name}` in common",

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lmcore.config.derived.data_source import is_number
-from lmcore.config.option import INPUT_PATH, NAMED, OUTPUT_PATH, RANGES, SCRIPTS, Option
+from lmcore.config.option import INPUT_PATH, NAMED, OUTPUT_PATH, RANGES, SCRIPTS, SETS, Option
 from lmcore.config.settings import Provenance
 from lmcore.config.tokenizer import COPIED_FILES
 
@@ -29,10 +29,9 @@ def map_paths(option: Option, value: Any, function: Callable[[str], str]) -> Any
         return value
     if option.paths in {INPUT_PATH, OUTPUT_PATH}:
         return function(value)
-    if option.paths == NAMED:
-        return tuple(_map_named(word, function) for word in value)
-    if option.paths == SCRIPTS:
-        return tuple(_map_scripts(word, function) for word in value)
+    each = _EACH.get(option.paths)
+    if each is not None:
+        return tuple(each(word, function) for word in value)
     if option.paths != RANGES:
         return tuple(word if is_number(word) else function(word.strip()) for word in value)
     groups = value if any(" " in word.strip() for word in value) else [" ".join(value)]
@@ -50,6 +49,18 @@ def _map_scripts(word: str, function: Callable[[str], str]) -> str:
     """Return names, with commas between, with *function* applied to each path of a Python file."""
     names = (one.strip() for one in word.split(","))
     return ",".join(function(one) if one.endswith(".py") else one for one in names)
+
+
+def _map_set(word: str, function: Callable[[str], str]) -> str:
+    """Return "NAME=PREFIX" with *function* applied to the prefix, or a name as it is."""
+    return _map_named(word, function) if "=" in word else word
+
+
+_EACH: Mapping[str, Callable[[str, Callable[[str], str]], str]] = {
+    NAMED: _map_named,
+    SCRIPTS: _map_scripts,
+    SETS: _map_set,
+}
 
 
 def _map_ranges(group: str, function: Callable[[str], str]) -> str:

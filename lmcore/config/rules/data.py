@@ -13,6 +13,7 @@ from lmcore.config.derived.data_source import (
     DataSource,
     Part,
     overlapping_ranges,
+    own_values,
 )
 from lmcore.config.derived.split import parse_split
 from lmcore.config.option import flag_of
@@ -128,7 +129,8 @@ def _split(loaded: LoadedConfig) -> Problems:
             why="each part reads all documents of its own datasets",
             hint=loaded.removal("split") + ranges,
         )
-    if divides and split.shares[1] == 0 and _evaluates(loaded):
+    sets = loaded.sources[0].sets
+    if divides and split.shares[1] == 0 and _evaluates(loaded) and not sets:
         yield ConfigError(
             f"{loaded.shown('split')} leaves no validation documents",
             why=f"validation runs {_interval(loaded)}",
@@ -140,12 +142,25 @@ def _validation(loaded: LoadedConfig) -> Problems:
     """Require validation data if training has its own data and the run validates."""
     train, valid, test = (_own(loaded, part) for part in PARTS)
     divided = train == ["train_data"] and not test
-    if train and not valid and not divided and _evaluates(loaded):
+    sets = loaded.sources[0].sets
+    if train and not valid and not divided and _evaluates(loaded) and not sets:
         own = train[0].replace("train", "valid")
         yield ConfigError(
             f"{loaded.shown(train[0])} leaves no validation data",
             why=f"validation runs {_interval(loaded)}",
             hint=f"add `{flag_of(own)}`, or use `--eval-iters 0`",
+        )
+
+
+def _sets(loaded: LoadedConfig) -> Problems:
+    """Refuse named validation sets where samples need more than the documents of a data set."""
+    sets, model = loaded.sources[0].sets, loaded.config.model
+    if sets and model.model_family == "retro":
+        blend = next(iter(sets.values()))
+        yield ConfigError(
+            f"{loaded.shown(blend.option)} cannot be combined with {loaded.shown('model_family')}",
+            why="neighbours are found for the samples of training, validation and test alone",
+            hint=loaded.removal(blend.option),
         )
 
 
@@ -174,12 +189,12 @@ def _change_blend(loaded: LoadedConfig) -> Problems:
         )
 
 
-DATA_RULES: tuple[Rule, ...] = (_exclusive, _sources, _split, _validation, _change_blend)
+DATA_RULES: tuple[Rule, ...] = (*(_exclusive, _sources, _split, _validation, _sets, _change_blend),)
 
 
 def _own(loaded: LoadedConfig, part: Part) -> list[str]:
     """Return the options that are given and name sources of *part* alone."""
-    return [option for option in OWN[part] if loaded.value(option)]
+    return [option for option in OWN[part] if own_values(loaded.config.data, option)]
 
 
 def _evaluates(loaded: LoadedConfig) -> bool:

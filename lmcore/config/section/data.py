@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lmcore.config.need import Need
-from lmcore.config.option import CHECKED, FREE, INPUT_PATH, OUTPUT_PATH, PREFIXES, RANGES, option
+from lmcore.config.option import (
+    CHECKED,
+    FREE,
+    INPUT_PATH,
+    OUTPUT_PATH,
+    PREFIXES,
+    RANGES,
+    SETS,
+    option,
+)
 from lmcore.config.section.tokenizer import TYPES, TokenizerSection
 
 SPLIT_RULES = ("megatron-core", "legacy")
@@ -28,12 +38,19 @@ _TEST = Need("`--eval-iters` above 0", lambda run: run.config.training.eval_iter
 _POSITIONS = Need(
     "positional encodings", lambda run: run.config.model.position_embedding_type != "none"
 )
+
+
+def text_names(words: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of texts among the values of `--valid-data`, not NAME=PREFIX."""
+    return tuple(word for word in words if "=" not in word)
+
+
 _PREFIXES = ("data_path", "data_file_list", "train_data_path", "train_weighted_split_paths")
 _NAMED_TEXT = Need(
     "a named text, such as `--corpus`",
     lambda run: (
         not any(run.value(name) for name in _PREFIXES)
-        or bool(run.config.data.valid_data or run.config.data.test_data)
+        or bool(text_names(run.config.data.valid_data) or run.config.data.test_data)
     ),
 )
 _DIVIDED = Need(
@@ -41,7 +58,7 @@ _DIVIDED = Need(
     lambda run: (
         not (
             any(run.value(name) for name in ("train_data_path", "train_weighted_split_paths"))
-            or run.config.data.valid_data
+            or text_names(run.config.data.valid_data)
             or run.config.data.test_data
         )
     ),
@@ -90,7 +107,8 @@ class DataSection(TokenizerSection):
     )
     valid_weighted_split_paths: tuple[str, ...] = option(
         (),
-        "Ranges of datasets for validation, like train_weighted_split_paths.",
+        "Ranges of datasets for validation, like train_weighted_split_paths; of several names each "
+        "is a validation set with a loss of its own.",
         metavar="TEXT",
         needs=_VALIDATION,
         paths=RANGES,
@@ -123,7 +141,12 @@ class DataSection(TokenizerSection):
         on_resume=CHECKED,
     )
     valid_data: tuple[str, ...] = option(
-        (), "Names of texts to validate on.", metavar="NAME", needs=_VALIDATION
+        (),
+        "Names of texts to validate on; or validation sets beside the other validation data as "
+        "NAME=PREFIX, each an indexed dataset with a loss of its own.",
+        metavar="NAME",
+        needs=_VALIDATION,
+        paths=SETS,
     )
     test_data: tuple[str, ...] = option(
         (), "Names of texts to test on.", metavar="NAME", needs=_TEST

@@ -136,7 +136,8 @@ def _with_metadata(sources: RunSources, metadata: Mapping[str, DatasetMetadata])
 
     divided = None if sources.divided is None else blend_of(sources.divided)
     own = {part: blend_of(blend) for part, blend in sources.own.items()}
-    return replace(sources, divided=divided, own=own)
+    sets = {name: blend_of(blend) for name, blend in sources.sets.items()}
+    return replace(sources, divided=divided, own=own, sets=sets)
 
 
 def _different_tokenizers(metadata: Mapping[str, DatasetMetadata]) -> list[LmcoreError]:

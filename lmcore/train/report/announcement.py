@@ -70,6 +70,8 @@ def announcement(
     if plan.sources.task is not None:
         yield f"task      {_task(plan.sources.task)}"
     yield from _validation(plan, datasets)
+    for name, each in datasets.sets.items():
+        yield f"valid     {name}: {_own_sources(each.sources)}"
     if plan.sources.divided is None and datasets.test is not None:
         yield f"test      {_own_sources(datasets.sources['test'])}"
     sizes = plan.batch_sizes

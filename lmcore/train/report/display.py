@@ -221,6 +221,8 @@ class PlainDisplay:
     def validation(self, step: int, validation: Validation) -> None:
         """Print a validation line."""
         self.say(evaluation_line("validation", step, validation))
+        for name, one in validation.sets.items():
+            self.say(evaluation_line(f"validation on {name}", step, one))
 
     def test(self, step: int, result: Validation) -> None:
         """Print the line of the test set."""

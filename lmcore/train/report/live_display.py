@@ -181,6 +181,10 @@ class LiveDisplay:
                 Text(f"{found.loss:.4f}", style="bold green"),
                 Text(detail, style="dim"),
             )
+            for name, one in found.sets.items():
+                detail = f"on {name}"
+                detail += evaluation_detail(one.losses, one.perplexity, one.accuracies)
+                body.add_row("", Text(f"{one.loss:.4f}", style="green"), Text(detail, style="dim"))
         mfu = "" if progress.mean_mfu is None else f", {100 * progress.mean_mfu:.0f}% MFU"
         detail = f"tokens/s, {progress.mean_step_ms:.0f} ms a step{mfu}"
         if rate is None:

@@ -272,13 +272,18 @@ def _further(row: StepRecord, tags: Mapping[str, Scalar]) -> dict[str, Scalar]:
 
 
 def _numbers(row: StepRecord) -> dict[str, float]:
-    """Return the numbers of a row by name; of its tasks as "tasks/NAME/METRIC"."""
+    """Return the numbers of a row by name; of its parts as "tasks/NAME/METRIC"."""
     plain = {name: one for name, one in row.to_dict().items() if not isinstance(one, dict)}
     return {**plain, **_nested(row)}
 
 
 def _nested(row: StepRecord) -> dict[str, float]:
-    return {
+    sets = {
+        f"valid/{part}/{name}": value
+        for part, values in row.valid_sets.items()
+        for name, value in values.items()
+    }
+    return sets | {
         f"tasks/{task}/{name}": value
         for task, values in row.tasks.items()
         for name, value in values.items()

@@ -336,6 +336,7 @@ class RunReport:
         if validation is not None:
             record.valid_loss, record.valid_perplexity = validation.loss, validation.perplexity
             record.valid = validation.further
+            record.valid_sets = {name: one.numbers for name, one in validation.sets.items()}
             self.validation = (record.step, validation)
         if scores is not None:
             record.tasks = {name: dict(values) for name, values in scores.values.items()}
@@ -465,6 +466,9 @@ class RunReport:
             "valid_perplexity": validation.perplexity
             if validation
             else before.get("valid_perplexity"),
+            "valid_sets": {name: one.numbers for name, one in validation.sets.items()} or None
+            if validation
+            else before.get("valid_sets"),
             "best_valid_loss": self._history.best_loss,
             "best_valid_step": self._history.best_step,
             "test_loss": self.test.loss if self.test else None,

@@ -99,11 +99,51 @@ def test_weighted_split_paths_that_cannot_be_read(text, part):
 
 
 def test_one_blend_of_each_part():
-    """Several validation blends are refused, never one of them ignored."""
+    """Several blends for the test are refused, never one of them ignored."""
     with pytest.raises(ConfigError, match="names 2 blends: `V1`, `V2`"):
-        sources_of("--valid-weighted-split-paths", "V1: 1 0:1 a", "V2: 1 0:1 b")
+        sources_of("--test-weighted-split-paths", "V1: 1 0:1 a", "V2: 1 0:1 b")
     with pytest.raises(ConfigError, match="two blends of the name `V`"):
         sources_of("--valid-weighted-split-paths", "V: 1 0:1 a", "V: 1 0:1 b")
+
+
+def test_named_validation_sets():
+    """They are beside the parts: by name and prefix, or several names of ranges."""
+    data = ("--data-path", "a")
+    found = sources_of(*data, "--valid-data", "b=x/b.bin", "c.1=a")
+    assert found.own == {}
+    assert {name: one.sources for name, one in found.sets.items()} == {
+        "b": (DataSource("x/b"),),
+        "c.1": (DataSource("a"),),
+    }
+    assert found.sets["b"].note == ""
+    assert found.sets["c.1"].note.endswith("trained on documents of this data set, too")
+    assert not found.validates_on_sets_alone
+    assert sources_of(*data, "--split", "1,0,0", "--valid-data", "b=b").validates_on_sets_alone
+    train, flag = ("--train-data-path", "a"), "--valid-weighted-split-paths"
+    ranges = sources_of(*train, flag, "V: 1 0:1 b", "W W: 1 0:0.5 b, 1 0:1 c")
+    assert list(ranges.sets) == ["V", "W W"]
+    assert ranges.validates_on_sets_alone
+    assert list(overlapping_ranges(ranges)) == []
+    assert sources_of(*train, flag, "V: 1 0:1 b").sets == {}
+    mixed = sources_of(*train, "--valid-data", "wiki", "b=b")
+    assert mixed.own["valid"].sources == (DataSource("wiki", corpus=True),)
+    assert list(mixed.sets) == ["b"]
+
+
+@pytest.mark.parametrize(
+    "words, part",
+    [
+        (["b=x", "b=y"], "`--valid-data b=y`: there are two validation sets `b`"),
+        (["b c=x"], "`--valid-data b c=x` is not NAME=PREFIX"),
+        (["=x"], "`--valid-data =x` is not NAME=PREFIX"),
+        (["b="], "`--valid-data b=` is not NAME=PREFIX"),
+    ],
+)
+def test_validation_sets_that_cannot_be_read(words, part):
+    """Names are plain, and come once."""
+    with pytest.raises(ConfigError) as caught:
+        sources_of("--data-path", "a", "--valid-data", *words)
+    assert part in caught.value.what
 
 
 def test_which_sources_a_run_has():
