@@ -192,6 +192,32 @@ def test_processes(
         assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=CLOSE * 10)
 
 
+@pytest.mark.distributed
+@pytest.mark.full
+def test_another_layout_continues(
+    train: Any, as_ranks: Any, project: Callable[..., Path], data_prefix: str
+) -> None:
+    """Two processes that divide every layer continue the run of one, and one process theirs."""
+    flags = f"{FLAGS} --data-path {data_prefix} --retro-project-dir {project()}"
+    flags += " --make-vocab-size-divisible-by 16"
+    whole = train("whole", flags)
+    assert whole.status == 0, whole.err
+    half, divide = "checkpoints/iter_0000003", "--tensor-model-parallel-size 2"
+    load = f"--load {whole.directory}/{half}"
+    divided = as_ranks("divided", f"{flags} {divide} {load}", [RANK, RANK])
+    assert divided.status == 0, divided.err
+    begun = as_ranks("begun", f"{flags} {divide}", [RANK, RANK])
+    assert begun.status == 0, begun.err
+    joined = train("joined", f"{flags} --load {begun.directory}/{half}")
+    assert joined.status == 0, joined.err
+    for run in (divided, joined):
+        assert [row["step"] for row in run.rows] == [4, 5, 6]
+        assert run.summary["test_loss"] == pytest.approx(whole.summary["test_loss"], rel=CLOSE)
+        for one, other in zip(run.rows, whole.rows[3:], strict=True):
+            assert one["loss"] == pytest.approx(other["loss"], rel=CLOSE)
+            assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=CLOSE * 10)
+
+
 def test_neighbours_count(train: Any, project: Callable[..., Path]) -> None:
     """Other neighbours give other losses; with a closed gate they are as of GPT."""
     first = train("first", f"{FLAGS} --retro-project-dir {project()}")

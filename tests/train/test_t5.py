@@ -109,6 +109,7 @@ def test_resuming(
     [
         "--tensor-model-parallel-size 2 --sequence-parallel",
         pytest.param(f"{PP} --pipeline-schedule gpipe --recompute full", marks=pytest.mark.full),
+        pytest.param(f"{PP} --compile", marks=pytest.mark.full),
         pytest.param("", marks=pytest.mark.full),
         pytest.param("--zero-stage 1", marks=pytest.mark.full),
     ],
