@@ -255,20 +255,6 @@ class ChunkIndex:
         for number, vectors in enumerate(self._shards):
             yield number * self.record.shard, vectors
 
-    def require_encoder(self, encoder: ChunkEncoder) -> None:
-        """Refuse an encoder that did not build the index.
-
-        Raises:
-            ConfigError: It is another.
-        """
-        if (found := encoder.fingerprint()) != self.record.encoder:
-            raise ConfigError(
-                f"the index of chunks `{self.path}` was built by another encoder",
-                why=f"it has the fingerprint {self.record.encoder[:16]} of "
-                f"`{self.record.checkpoint}`; `{encoder.checkpoint}` has {found[:16]}",
-                hint="give the encoder that it was built with, or another `--retro-project-dir`",
-            )
-
     def require_database(self, database: ChunkDatabase) -> None:
         """Refuse a database that the index was not built of.
 

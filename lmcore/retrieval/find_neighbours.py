@@ -25,6 +25,7 @@ from lmcore.data.chunks.neighbours import (
     neighbours_store,
     require_same_search,
 )
+from lmcore.retrieval.index_encoder import require_encoder
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -157,7 +158,7 @@ def find_neighbours(
             f"chunks of {length} tokens do not divide samples of {queries.seq_length} tokens",
             hint="use a `--seq-length` that is a multiple of `--retro-chunk-length`",
         )
-    index.require_encoder(encoder)
+    require_encoder(index, encoder)
     index.require_database(database)
     chunks = queries.seq_length // length
     path = neighbours_path(directory, queries.part, queries.samples.order)

@@ -274,20 +274,6 @@ class BlockIndex:
         for number, vectors in enumerate(self._shards):
             yield number * self.record.shard, vectors
 
-    def require_encoder(self, encoder: TextEncoder) -> None:
-        """Refuse an encoder that did not build the index.
-
-        Raises:
-            ConfigError: It is another.
-        """
-        if (found := encoder.fingerprint()) != self.record.encoder:
-            raise ConfigError(
-                f"the index `{self.path}` was built by another encoder or tokenizer",
-                why=f"it has the fingerprint {self.record.encoder[:16]} of both in "
-                f"`{self.record.checkpoint}`; `{encoder.checkpoint}` has {found[:16]}",
-                hint="give the checkpoint that it was built with, or build an index with this one",
-            )
-
     def source(self, encoder: TextEncoder) -> BlockSource:
         """Return the blocks of the index, whose dataset is where it was.
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
 from lmcore.conversion.state import WEIGHT, ModelState, Progress
+from lmcore.families.protocol import Model
 from lmcore.model.family import vocabulary_parameters
 from lmcore.model.shape import ModelShape
+
+AnyModel = TypeVar("AnyModel", bound=Model)
 
 GPT2 = ModelShape(2, 24, 3, 40, 32, 384)
 LLAMA = replace(
@@ -117,3 +121,14 @@ def same_state(found: ModelState, expected: ModelState) -> None:
         if name in vocabulary_parameters(expected.shape):
             ours, theirs = ours[:rows], theirs[:rows]
         assert torch.equal(ours, theirs), name
+
+
+def drawn(model: AnyModel, seed: int = 1) -> AnyModel:
+    """Give a model initial weights, and random biases and gains, so that no parameter is idle."""
+    model.initialize(seed)
+    generator = torch.Generator().manual_seed(seed + 1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.2)
+    return model

@@ -81,6 +81,7 @@ def run(argv: list[str]) -> int:
         raise ConfigError("`--top` is one number for a question", hint="give the largest")
     from lmcore.retrieval.answers import read_questions
     from lmcore.retrieval.index import BlockIndex
+    from lmcore.retrieval.index_encoder import require_encoder
     from lmcore.retrieval.search import search
 
     asked = _questions(section)
@@ -94,7 +95,7 @@ def run(argv: list[str]) -> int:
             hint="if it was moved, give its new place by `--load DIR`",
         )
     with loaded_encoder(section, load, plugins, settings) as encoder:
-        index.require_encoder(encoder)
+        require_encoder(index, encoder)
         source = index.source(encoder)
         tops = section.top or ((1, 5, 20, 100) if known else (5,))
         texts = [one.text for one in known] if known else asked

@@ -265,12 +265,18 @@ def open_neighbours(
     if not path.is_dir():
         folder = path.parent
         others = sorted(one.name for one in folder.glob(f"{part}-*")) if folder.is_dir() else []
+        if not others:
+            raise DataError(
+                f"`{directory}` has no neighbours of {part} samples",
+                why="the directory is no project, or neighbours were found for other parts alone",
+                hint=f"run `{COMMAND}` with this directory and the options of this run",
+            )
         raise DataError(
             f"`{directory}` has no neighbours of the {part} samples in their order of this run",
             why=f"the order is {description[:16]}; neighbours were found for "
-            + (", ".join(one.removeprefix(f"{part}-") for one in others[:5]) or "no order"),
-            hint=f"run `{COMMAND}` with the data, `--split`, `--seq-length`, `--seed` and the "
-            "number of steps of this run",
+            + ", ".join(one.removeprefix(f"{part}-") for one in others[:5]),
+            hint=f"run `{COMMAND}` with the data, `--split`, `--seq-length`, `--seed`, the number "
+            "of steps, `--eval-iters` and `--eval-interval` of this run",
         )
     if database is None:
         opened = ChunkDatabase(database_path(directory), verify=verify)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-import torch
+from model_states import drawn
 
 from lmcore.contract import OP_SPECS, OpTable
 from lmcore.families.gpt.model import GPT
@@ -43,13 +43,6 @@ def make_model(ops: OpBinding) -> MakeModel:
     def make(
         seed: int = 1, *, recompute: Recompute = KEEP_ALL, masked: bool = False, **changes
     ) -> GPT:
-        model = GPT(replace(SHAPE, **changes), ops, recompute, masked=masked)
-        model.initialize(seed)
-        generator = torch.Generator().manual_seed(seed + 1)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                if parameter.ndim == 1:
-                    parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.2)
-        return model
+        return drawn(GPT(replace(SHAPE, **changes), ops, recompute, masked=masked), seed)
 
     return make

@@ -15,6 +15,7 @@ from lmcore.base.errors import ConfigError, DataError
 from lmcore.base.lock import LockFile
 from lmcore.retrieval.encoder import TextEncoder
 from lmcore.retrieval.index import BlockIndex, build_index
+from lmcore.retrieval.index_encoder import require_encoder
 from lmcore.retrieval.search import search
 
 Make = Callable[..., TextEncoder]
@@ -103,9 +104,9 @@ def test_an_index_of_other_parts(build: Any, make_encoder: Make, data: Path) -> 
     with pytest.raises(ConfigError, match="16 positions"):
         build(seq_length=17)
     index = BlockIndex(path)
-    index.require_encoder(make_encoder(1))
+    require_encoder(index, make_encoder(1))
     with pytest.raises(ConfigError, match="another encoder"):
-        index.require_encoder(make_encoder(2))
+        require_encoder(index, make_encoder(2))
 
 
 def test_a_directory_with_other_files(build: Any, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from model_states import drawn
 from torch import Tensor
 
 from lmcore.families.bert.model import Bert
@@ -43,14 +44,7 @@ def make_bert(ops: OpBinding) -> Callable[..., Bert]:
     """Makes a BERT with every parameter random, so that none is idle."""
 
     def make(**own: Any) -> Bert:
-        model = Bert(shape_of(**own), ops, KEEP_ALL)
-        model.initialize(1)
-        generator = torch.Generator().manual_seed(2)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                if parameter.ndim == 1:
-                    parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.2)
-        return model
+        return drawn(Bert(shape_of(**own), ops, KEEP_ALL))
 
     return make
 

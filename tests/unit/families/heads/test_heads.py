@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from model_states import drawn
 from torch import Tensor
 from torch.nn import functional
 
@@ -64,14 +65,7 @@ def make(ops: OpBinding) -> Callable[..., Model]:
     """Makes a model with every parameter random."""
 
     def make(shape: ModelShape) -> Model:
-        model = create_model(shape, ops)
-        model.initialize(1)
-        generator = torch.Generator().manual_seed(2)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                if parameter.ndim == 1:
-                    parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.2)
-        return model
+        return drawn(create_model(shape, ops))
 
     return make
 

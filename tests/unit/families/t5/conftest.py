@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from model_states import drawn
 from torch import Tensor
 
 from lmcore.families.op_binding import OpBinding
@@ -64,14 +65,7 @@ def make_t5(ops: OpBinding) -> Callable[..., T5Model]:
     """Makes a T5 with every parameter random, so that none is idle."""
 
     def make(*, masked: bool = False, **values: Any) -> T5Model:
-        model = T5Model(shape_of(**values), ops, KEEP_ALL, masked=masked)
-        model.initialize(1)
-        generator = torch.Generator().manual_seed(2)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                if parameter.ndim == 1:
-                    parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.2)
-        return model
+        return drawn(T5Model(shape_of(**values), ops, KEEP_ALL, masked=masked))
 
     return make
 
