@@ -218,8 +218,8 @@ def _uses(model: Model, shape: ModelShape, path: Path) -> tuple[str, str]:
 def headed(shape: ModelShape) -> tuple[str, str]:
     """Return why a model with a head for a task has no predictions of tokens, and what it does."""
     hint = (
-        f"load the model from before its fine-tuning; `lmcore train --task {shape.task}` with "
-        "`--task-valid-data` reports the accuracy of this one"
+        "load the model from before its fine-tuning; `lmcore evaluate RUN --task NAME` scores this "
+        "one on RACE and GLUE, and `--task-valid-data` of `lmcore train` on other data"
     )
     return f"its head is for the task `{shape.task}`", hint
 

@@ -38,11 +38,15 @@ class Call:
 
 def evaluate(words: Sequence[str]) -> Call:
     """Run `lmcore evaluate` in this process."""
-    out, err = io.StringIO(), io.StringIO()
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
     further = ["--", *TRAINING.split()] if "--finetune" in words and "--" not in words else []
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         status = main(["evaluate", *map(str, words), *further])
-    return Call(status, out.getvalue(), err.getvalue())
+    texts = []
+    for stream in (out, err):  # with a buffer, to which the launcher of processes writes
+        stream.flush()
+        texts.append(stream.buffer.getvalue().decode())  # type: ignore[attr-defined]
+    return Call(status, *texts)
 
 
 @pytest.fixture(scope="module")
@@ -318,3 +322,23 @@ def test_refusals(tuned: tuple[Path, Call], bert: Any, glue: Path, tmp_path: Pat
     tune = flags(bert, glue, tmp_path / "a", valid_data=f"{glue}/MNLI/train.tsv", epochs="0.1")
     same = evaluate(tune)
     assert "train.tsv` is training data" in same.err
+
+
+@pytest.mark.full
+@pytest.mark.distributed
+@pytest.mark.parametrize("layout", ["--tensor-model-parallel-size 2", "-- --zero-stage 1"])
+def test_training_on_two_processes(
+    tuned: tuple[Path, Call], bert: Any, glue: Path, tmp_path: Path, layout: str
+) -> None:
+    """Two processes train, one scores: the accuracies are as in training."""
+    own, _, further = layout.partition("-- ")
+    words = flags(bert, glue, tmp_path / "a", seeds="2", nproc_per_node="2")
+    words = [*words, *own.split(), "--json", "--", *TRAINING.split(), *further.split()]
+    call = evaluate(words)
+    assert call.status == 0, call.err
+    one = json.loads(call.out)["seeds"]["2"]
+    rows = (tmp_path / "a/seed-2/metrics.jsonl").read_text().splitlines()
+    found = [json.loads(row).get("valid_classification_accuracy") for row in rows]
+    accuracies = [step["acc"]["value"] for step in one["validations"].values()]
+    assert [value for value in found if value is not None] == pytest.approx(accuracies)
+    assert accuracies[-1] > 0.8

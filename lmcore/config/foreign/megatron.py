@@ -308,8 +308,9 @@ _TOKENIZER_UNSUPPORTED = {
 
 
 OF_ANOTHER_PROGRAM = {
-    "--task": "to train a head for MNLI, QQP or RACE, use `--task classification` or `--task "
-    "multiple-choice` (docs/how-to/fine-tune-a-classifier.md); for the others " + _EVALUATION
+    "--task": "`lmcore evaluate CHECKPOINT --task mnli --finetune` trains a head for MNLI, QQP or "
+    "RACE and scores it (docs/how-to/evaluate.md), and `--task classification` or `--task "
+    "multiple-choice` trains one on other data; for the others " + _EVALUATION
 }
 """Flags that show by a value that a command is no training: its other flags mean other things.
 Each has a hint."""

@@ -220,6 +220,7 @@ def test_a_task_of_megatron_has_its_own_hint(value: str) -> None:
     with pytest.raises(UnsupportedFlagError) as caught:
         load_config([f"--task{value}"] if value[0] == "=" else ["--task", value])
     assert "`--task classification` or `--task multiple-choice`" in caught.value.hint
+    assert "`lmcore evaluate CHECKPOINT --task mnli --finetune`" in caught.value.hint
 
 
 def test_flags_of_models_that_are_not_here() -> None:
