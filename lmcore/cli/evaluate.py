@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, closing, contextmanager, nullcont
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from lmcore.base.bounded_file import read_bounded_file
 from lmcore.base.durable import write_atomically
 from lmcore.base.errors import ConfigError, MissingPackageError, printable
 from lmcore.cli.evaluate_section import EvaluateSection
@@ -60,6 +61,8 @@ The scores are defined in docs/reference/tasks.md.  `--list` lists the tasks and
   lmcore evaluate runs/bert --task mnli --finetune --task-data glue --save runs/mnli
   lmcore evaluate runs/mnli/best --task mnli --task-data glue"""
 _TEXT = "text"
+_MAX_RESULTS = 1 << 24
+"""Most bytes of a file of results, far above what there are."""
 
 
 def run(argv: list[str]) -> int:
@@ -92,15 +95,68 @@ def run(argv: list[str]) -> int:
     checkpoints = [require_checkpoint(Path(one), section.ckpt_step) for one in section.checkpoints]
     plan = plan_processes(section, plugins, replicas=True)
 
+    if section.output is not None and not plan.rank.rank:
+        _check_results(Path(section.output))
+
     def work() -> None:
         _evaluate(section, checkpoints, wanted, plan, plugins, settings)
 
-    return run_planned(["evaluate", *argv], plan, plugins, work)
+    with _explained(section):
+        return run_planned(["evaluate", *argv], plan, plugins, work)
+
+
+@contextmanager
+def _explained(section: EvaluateSection) -> Iterator[None]:
+    """Say at Ctrl-C what is kept, and of a model that predicts no text that it is not scored."""
+    from lmcore.base.errors import CheckpointError
+
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        interrupt.add_note(
+            "nothing is kept; with `--output FILE` the same command continues"
+            if section.output is None
+            else f"the same command continues, with the results in `{section.output}.part`"
+        )
+        raise
+    except CheckpointError as error:
+        from lmcore.generation.load import NoTextError
+
+        if not isinstance(error, NoTextError):
+            raise
+        raise CheckpointError(
+            error.what.replace("cannot generate text", "cannot be scored"),
+            why=error.why,
+            hint="give a GPT or Llama model: the tasks ask for the probability of each token after "
+            "the tokens before it",
+        ) from None
+
+
+def _check_results(path: Path) -> None:
+    """Raise if a file would be replaced that has no results of this command.
+
+    Raises:
+        ConfigError: There is such a file.
+    """
+    if not path.exists():
+        return
+    try:
+        values = json.loads(read_bounded_file(path, _MAX_RESULTS))
+        results = [task for one in values.values() for task in one.values()]
+        known = bool(results) and all({"examples", "metrics"} <= task.keys() for task in results)
+    except (OSError, ValueError, AttributeError, RecursionError):
+        known = False
+    if not known:
+        raise ConfigError(
+            f"`--output {path}` exists, and has no results of `lmcore evaluate`",
+            why="it would be replaced",
+            hint="name another file, or remove it",
+        )
 
 
 def _list(asked: Sequence[str], known: KnownTasks) -> None:
     """Print the tasks that are asked for, or all of them."""
-    from lmcore.evaluation.task import named_tasks
+    from lmcore.evaluation.chosen import named_tasks
 
     brought = {task.name: distribution for task, distribution in known.added}
     for task in named_tasks(asked, known.all) if asked else known.all:

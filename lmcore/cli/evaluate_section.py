@@ -22,7 +22,7 @@ class EvaluateSection(FinetuneOptions, LoadingSection):
         metavar="CHECKPOINT",
     )
     task: tuple[str, ...] = option(
-        (), "Tasks, by name; or a Python file that defines some.", metavar="NAME"
+        (), "Tasks, by name; or a Python or YAML file that defines some.", metavar="NAME"
     )
     task_data: tuple[str, ...] = option(
         (),

@@ -187,7 +187,7 @@ def plan_processes(
         available = default_process_count(plugins, selection, rank)
         if available < number:
             logger.warning(
-                "one process generates, and loads the whole model: for %s processes there %s; "
+                "one process loads the whole model: for %s processes there %s; "
                 "`--nproc-per-node %d` starts them all the same",
                 *(
                     product,

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lmcore.base.errors import ConfigError
+from lmcore.base.errors import ConfigError, suggestion
 from lmcore.evaluation.files import find_files
 from lmcore.evaluation.score import check_metrics
-from lmcore.evaluation.task import Task, named_tasks
+from lmcore.evaluation.task import Task
 
 if TYPE_CHECKING:
     from lmcore.evaluation.finetune.record import TunedTask
@@ -60,7 +61,8 @@ def places_of(given: Sequence[str], names: Sequence[str], flag: str = "--task") 
             if equals and not Path(one).exists():
                 raise ConfigError(
                     f"`{flag}-data {one}` is for no task of `{flag}`",
-                    hint=f"use one of {', '.join(names)}, or the path of a directory",
+                    why=f"there is no task `{one.partition('=')[0]}`, and no file `{one}`",
+                    hint=suggestion(one.partition("=")[0], names),
                 )
         if name in found:
             raise ConfigError(
@@ -90,3 +92,84 @@ def place_of(task: Task | TunedTask, places: Mapping[str, Path], flag: str = "--
             why=f"its files are from {task.release}",
         )
     return place
+
+
+def named_tasks(names: Sequence[str], known: Sequence[Task]) -> list[Task]:
+    """Return the tasks with given names.
+
+    Args:
+        names: Names of tasks, or paths of Python or YAML files with tasks of the user; one may have
+            several with commas between.
+        known: Tasks to choose from.
+
+    Raises:
+        ConfigError: There is no such task, it is named twice, or a file has none.
+    """
+    by_name = {task.name: task for task in known}
+    wanted: list[str] = []
+    asked = [one.strip() for each in names for one in each.split(",") if one.strip()]
+    for name in asked:
+        path = Path(name)
+        if path.suffix not in _FILES:
+            wanted.append(name)
+            continue
+        for task in _FILES[path.suffix](path):
+            if task.name in by_name:
+                raise ConfigError(
+                    f"the task `{task.name}` of `{name}` has the name of another task",
+                    hint="give it another name",
+                )
+            by_name[task.name] = task
+            wanted.append(task.name)
+    for name in wanted:
+        if name not in by_name and Path(name).exists():
+            raise ConfigError(
+                f"there is no task `{name}`, which is a path",
+                hint="give checkpoints before `--task`, and tasks of your own as a Python or YAML "
+                "file",
+            )
+        if name not in by_name:
+            raise ConfigError(
+                f"there is no task `{name}`",
+                hint=suggestion(name, by_name) or "tasks: " + ", ".join(by_name),
+            )
+        if wanted.count(name) > 1:
+            raise ConfigError(f"the task `{name}` is named twice", hint="name it once")
+    return [by_name[name] for name in wanted]
+
+
+def _tasks_of_file(path: Path) -> list[Task]:
+    """Run a Python file of the user and return the tasks that it defines, in its order."""
+    if not path.is_file():
+        raise ConfigError(f"there is no file `{path}`", hint="give the path of a Python file")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ConfigError(
+            f"`{path}` fails", why=f"{type(error).__name__}: {error}", hint="run it with Python"
+        ) from error
+    found = [one for one in vars(module).values() if isinstance(one, Task)]
+    if not found:
+        raise ConfigError(
+            f"`{path}` defines no task",
+            hint="write `MINE = Task(...)`, with `from lmcore.evaluation.task import Task`",
+        )
+    return found
+
+
+def _task_of_yaml(path: Path) -> list[Task]:
+    from lmcore.evaluation.yaml_task import yaml_task  # loads jinja2
+
+    return [yaml_task(path)]
+
+
+_FILES: Mapping[str, Callable[[Path], list[Task]]] = {
+    ".py": _tasks_of_file,
+    ".yaml": _task_of_yaml,
+    ".yml": _task_of_yaml,
+}
+"""Function that reads the tasks of a file, by the end of its name."""

@@ -6,12 +6,9 @@ How an example is scored follows from its kind.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from lmcore.base.errors import ConfigError, suggestion
 
 __all__ = [
     "Choices",
@@ -20,7 +17,6 @@ __all__ = [
     "Task",
     "Text",
     "TextFile",
-    "named_tasks",
     "within",
 ]
 
@@ -107,29 +103,6 @@ class Task:
     release: str
 
 
-def _tasks_of_file(path: Path) -> list[Task]:
-    """Run a Python file of the user and return the tasks that it defines, in its order."""
-    if not path.is_file():
-        raise ConfigError(f"there is no file `{path}`", hint="give the path of a Python file")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise ConfigError(
-            f"`{path}` fails", why=f"{type(error).__name__}: {error}", hint="run it with Python"
-        ) from error
-    found = [one for one in vars(module).values() if isinstance(one, Task)]
-    if not found:
-        raise ConfigError(
-            f"`{path}` defines no task",
-            hint="write `MINE = Task(...)`, with `from lmcore.evaluation.task import Task`",
-        )
-    return found
-
-
 def within(pattern: str) -> tuple[str, ...]:
     """Return patterns of files that are in a directory, or in one or two directories inside.
 
@@ -137,45 +110,3 @@ def within(pattern: str) -> tuple[str, ...]:
         pattern: Pattern of the files.
     """
     return (pattern, f"*/{pattern}", f"*/*/{pattern}")
-
-
-def named_tasks(names: Sequence[str], known: Sequence[Task]) -> list[Task]:
-    """Return the tasks with given names.
-
-    Args:
-        names: Names of tasks, or paths of Python files with tasks of the user; one may have several
-            with commas between.
-        known: Tasks to choose from.
-
-    Raises:
-        ConfigError: There is no such task, it is named twice, or a file has none.
-    """
-    by_name = {task.name: task for task in known}
-    wanted: list[str] = []
-    asked = [one.strip() for each in names for one in each.split(",") if one.strip()]
-    for name in asked:
-        if not name.endswith(".py"):
-            wanted.append(name)
-            continue
-        for task in _tasks_of_file(Path(name)):
-            if task.name in by_name:
-                raise ConfigError(
-                    f"the task `{task.name}` of `{name}` has the name of another task",
-                    hint="give it another name",
-                )
-            by_name[task.name] = task
-            wanted.append(task.name)
-    for name in wanted:
-        if name not in by_name and Path(name).exists():
-            raise ConfigError(
-                f"there is no task `{name}`, which is a path",
-                hint="give checkpoints before `--task`, and tasks of your own as a Python file",
-            )
-        if name not in by_name:
-            raise ConfigError(
-                f"there is no task `{name}`",
-                hint=suggestion(name, by_name) or "tasks: " + ", ".join(by_name),
-            )
-        if wanted.count(name) > 1:
-            raise ConfigError(f"the task `{name}` is named twice", hint="name it once")
-    return [by_name[name] for name in wanted]

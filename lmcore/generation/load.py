@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LoadedModel",
+    "NoTextError",
     "allocate",
     "described_model",
     "headed",
@@ -50,6 +51,10 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 _NONE: Mapping[str, TokenizerFactory] = MappingProxyType({})
+
+
+class NoTextError(CheckpointError):
+    """A model that does not predict the next token of a text."""
 
 
 @dataclass(frozen=True)
@@ -193,9 +198,7 @@ def described_model(
     if not isinstance(model, CausalLM) or not model.causal or shape.task:
         name = family_of(shape).name
         why, hint = _uses(model, shape, path)
-        raise CheckpointError(
-            f"the {name} model of `{path}` cannot generate text", why=why, hint=hint
-        )
+        raise NoTextError(f"the {name} model of `{path}` cannot generate text", why=why, hint=hint)
     return model
 
 

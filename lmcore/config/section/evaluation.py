@@ -16,8 +16,8 @@ class EvaluationSection:
 
     eval_tasks: tuple[str, ...] = option(
         (),
-        "Tasks of `lmcore evaluate` that score the model in training, by name; or a Python file "
-        "that defines some.",
+        "Tasks of `lmcore evaluate` that score the model in training, by name; or a Python or YAML "
+        "file that defines some.",
         metavar="NAME",
         on_resume=FREE,
         paths=SCRIPTS,

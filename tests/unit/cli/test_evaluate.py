@@ -229,3 +229,77 @@ def test_wrong_files(runs: Path, tmp_path: Path) -> None:
         call(runs, "--text", str(runs / "book.txt"), checkpoints=("book.txt",))
     with pytest.raises(ConfigError, match="more than the model's 64 positions"):
         call(runs, "--text", str(runs / "book.txt"), "--stride", "65")
+
+
+def test_results_are_replaced_and_other_files_are_not(runs: Path, tmp_path: Path) -> None:
+    flags = ["--task", "openbookqa", "--task-data", str(runs), "--limit", "1"]
+    output = tmp_path / "a.json"
+    for limit in ("1", "2"):
+        assert call(runs, *flags[:-1], limit, "--output", str(output)) == 0
+        (found,) = json.loads(output.read_text()).values()
+        assert found["openbookqa"]["examples"] == int(limit)
+    for content in ("notes", "{}", '{"a": {"b": 1}}', "[]"):
+        output.write_text(content)
+        with pytest.raises(ConfigError, match="has no results of `lmcore evaluate`"):
+            call(runs, *flags, "--output", str(output))
+        assert output.read_text() == content
+
+
+def test_a_masked_model_is_not_scored(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from lmcore.cli import evaluate
+    from lmcore.generation.load import NoTextError
+
+    def refuse(*_arguments: object, **_options: object) -> None:
+        raise NoTextError("the BERT model of `a` cannot generate text", why="it fills masks")
+
+    monkeypatch.setattr(evaluate, "loaded_model", refuse)
+    with pytest.raises(CheckpointError, match="the BERT model of `a` cannot be scored"):
+        call(runs, "--text", str(runs / "book.txt"))
+
+
+@pytest.mark.parametrize(
+    "flags,note",
+    [
+        ([], "nothing is kept; with `--output FILE` the same command continues"),
+        (["--output", "a.json"], "the same command continues, with the results in `a.json.part`"),
+    ],
+)
+def test_an_interrupt_says_what_is_kept(
+    runs: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    flags: list[str],
+    note: str,
+) -> None:
+    from lmcore.cli import evaluate
+
+    def interrupt(*_arguments: object, **_options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(evaluate, "loaded_model", interrupt)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        call(runs, "--text", str(runs / "book.txt"), *flags)
+    assert caught.value.__notes__ == [note]
+
+
+def test_tasks_of_a_file_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "own.py").write_text(
+        "from lmcore.evaluation.task import Task\n"
+        "MINE = Task('mine', 'Mine.', ('mine.jsonl',), list, ('acc',), 'me')\n"
+    )
+    assert run(["--list", "--task", str(tmp_path / "own.py")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines] == [
+        ["mine", "Mine."],
+        ["acc;", "files:", "mine.jsonl,", "of", "me"],
+    ]
+
+
+def test_a_task_misspelt_with_its_data(runs: Path) -> None:
+    flags = ["--task", "lambada", "--task-data", "lambda=a.jsonl"]
+    with pytest.raises(ConfigError, match="is for no task of `--task`") as caught:
+        call(runs, *flags)
+    assert "did you mean `lambada`" in str(caught.value.hint)

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from lmcore.base.errors import PluginError
+from lmcore.evaluation.chosen import named_tasks
 from lmcore.evaluation.files import examples_of
 from lmcore.evaluation.plugin_tasks import known_tasks
-from lmcore.evaluation.task import Continued, named_tasks
+from lmcore.evaluation.task import Continued
 from lmcore.plugin import discover
 
 PAGE = Path(__file__).resolve().parents[3] / "docs/how-to/evaluate.md"

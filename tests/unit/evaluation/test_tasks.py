@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from lmcore.base.errors import ConfigError, DataError
+from lmcore.evaluation.chosen import named_tasks
 from lmcore.evaluation.files import examples_of, find_files
-from lmcore.evaluation.task import Choices, Continued, Example, Task, Text, TextFile, named_tasks
+from lmcore.evaluation.task import Choices, Continued, Example, Task, Text, TextFile
 from lmcore.evaluation.tasks import TASKS
 from lmcore.evaluation.tasks.language import plain_text, wikitext_text
 
