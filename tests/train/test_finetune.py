@@ -296,6 +296,8 @@ def test_refusals(tuned: tuple[Path, Call], bert: Any, glue: Path, tmp_path: Pat
             *("--task", "mnli"),
             *data,
         ],
+        "give the best one: `": [str(tuned[0]), "--task", "mnli", *data],
+        "no such directory: `none`": ["none", "--task", "mnli", *data],
         "it cannot be scored on the task `lambada`": [run, "--task", "lambada", *data],
         "the head of `": [run, "--task", "stsb", *data],
         "the classes of `": [run, "--task", "mrpc", "--task-data", f"mrpc={glue}/MNLI/train.tsv"],

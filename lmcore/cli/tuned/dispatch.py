@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from lmcore.base.errors import ConfigError, LmcoreError, suggestion
 from lmcore.cli.finetune_section import ONLY_FINETUNE
+from lmcore.cli.loading import require_checkpoint
 from lmcore.config.option import flag_of, options_of
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ def evaluate_head(
     asked = [name for name in names if name in own]
     if not trained:
         if only := [name for name in asked if name not in plain]:
+            _require_runs(section)
             raise ConfigError(
                 f"the task `{only[0]}` needs a head that is trained for it",
                 why="none of the checkpoints has a head for a task"
@@ -107,6 +109,20 @@ def evaluate_head(
     from lmcore.cli.tuned.scores import score_heads
 
     return score_heads(section, [own[name] for name in dict.fromkeys(names)], plugins, settings)
+
+
+def _require_runs(section: EvaluateSection) -> None:
+    """Raise the error of a path that is no checkpoint.
+
+    Raises:
+        CheckpointError, ConfigError: There is no checkpoint.
+    """
+    for one in section.checkpoints:
+        if (Path(one) / "best").is_dir():
+            raise ConfigError(
+                f"`{one}` has the runs of a fine-tuning", hint=f"give the best one: `{one}/best`"
+            )
+        require_checkpoint(Path(one), section.ckpt_step)
 
 
 def _one(names: Sequence[str], own: dict[str, TunedTask], plain: Collection[str]) -> TunedTask:
