@@ -39,7 +39,7 @@ def chosen_tasks(
     for task in tasks:
         check_metrics(task)
     places = places_of(data, [task.name for task in tasks], flag)
-    return [(task, find_files(task, place_of(task, places, flag))) for task in tasks]
+    return [(task, find_files(task, place_of(task, places, flag), flag)) for task in tasks]
 
 
 def places_of(given: Sequence[str], names: Sequence[str], flag: str = "--task") -> dict[str, Path]:

@@ -214,12 +214,13 @@ def read_lines(path: Path) -> Iterator[str]:
         yield held
 
 
-def find_files(task: Task, data: Path) -> list[Path]:
+def find_files(task: Task, data: Path, flag: str = "--task") -> list[Path]:
     """Return the files of a task.
 
     Args:
         task: The task.
         data: Directory with the data of tasks, or the file of this one.
+        flag: Flag of the names of tasks, for the message.
 
     Raises:
         DataError: There are none; the error names the files of the release.
@@ -239,7 +240,7 @@ def find_files(task: Task, data: Path) -> list[Path]:
         else f"there is no `{data}`",
         why=f"looked for {listed}",
         hint=f"they are from {task.release}; give the directory that has them, or the file: "
-        f"`--task-data {task.name}=FILE`",
+        f"`{flag}-data {task.name}=FILE`",
     )
 
 

@@ -105,7 +105,7 @@ def test_events(train: Any, tasks: Path) -> None:
     [
         ("--eval-tasks lambada", "the task `lambada` needs `--eval-tasks-data DIR`"),
         ("--eval-tasks lambda --eval-tasks-data {folder}", "there is no task `lambda`"),
-        ("--eval-tasks piqa --eval-tasks-data {folder}", "has no file of the task `piqa`"),
+        ("--eval-tasks piqa --eval-tasks-data {folder}", "file: `--eval-tasks-data piqa=FILE`"),
         ("--eval-tasks lambada --eval-tasks-data {folder}/lame.jsonl", "`text`"),
         (
             "--eval-tasks lambada --eval-tasks-data {folder} --model-family bert",

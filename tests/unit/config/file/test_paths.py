@@ -79,3 +79,21 @@ def test_a_path_to_write_to(project: Path, tmp_path: Path) -> None:
     (old / "cache").mkdir(parents=True)
     values, _ = follow(new / "runs/a", old / "runs/a", **paths)
     assert values["data_cache_path"] == paths["data_cache_path"], "it is still there"
+
+
+def test_named_paths(project: Path, tmp_path: Path) -> None:
+    """Of `NAME=PATH` the path is found; names of texts and of tasks are no paths."""
+    old, new = tmp_path / "old", project
+    (new / "data/mine.py").touch()
+    values, _ = follow(
+        new / "runs/a",
+        old / "runs/a",
+        valid_data=("shakespeare", f"web={old}/data/text"),
+        eval_tasks=(f"lambada,{old}/data/mine.py", "piqa"),
+        eval_tasks_data=(f"{old}/data", f"piqa={old}/data/text.bin"),
+    )
+    assert values == {
+        "valid_data": ("shakespeare", f"web={new}/data/text"),
+        "eval_tasks": (f"lambada,{new}/data/mine.py", "piqa"),
+        "eval_tasks_data": (f"{new}/data", f"piqa={new}/data/text.bin"),
+    }
