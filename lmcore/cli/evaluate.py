@@ -28,6 +28,9 @@ from lmcore.cli.selection import find_plugins
 from lmcore.cli.text.progress import ProgressLine
 from lmcore.cli.text.sample_output import check_output_file, open_output_file
 from lmcore.cli.tuned.dispatch import evaluate_head, split_training
+from lmcore.config.foreign.evaluate import evaluate_flags, upstream_arguments
+from lmcore.config.foreign.generate import GivenModel
+from lmcore.config.option import options_of
 from lmcore.config.options.command_line import parse_with_plugins, wants_help
 from lmcore.evaluation.passes import BLOCK
 from lmcore.plugin.registrations import plugin_sections
@@ -67,14 +70,17 @@ _MAX_RESULTS = 1 << 24
 
 def run(argv: list[str]) -> int:
     """Run `lmcore evaluate` and return the exit status."""
-    argv, training = split_training(argv)
+    argv, training = split_training(upstream_arguments(argv))
     plugins = find_plugins(argv, probe=not wants_help(argv))
+    model = GivenModel()
+    own = {flag for one in options_of(EvaluateSection) for flag in one.flags}
     section, settings = parse_with_plugins(
         EvaluateSection,
         argv,
         command="lmcore evaluate",
         plugins=plugin_sections(plugins),
         positionals=("checkpoints",),
+        foreign=evaluate_flags(own, model),
         epilog=_EPILOG,
     )
     from lmcore.evaluation.plugin_tasks import known_tasks
@@ -99,7 +105,7 @@ def run(argv: list[str]) -> int:
         _check_results(Path(section.output))
 
     def work() -> None:
-        _evaluate(section, checkpoints, wanted, plan, plugins, settings)
+        _evaluate(section, checkpoints, wanted, plan, plugins, settings, model)
 
     with _explained(section):
         return run_planned(["evaluate", *argv], plan, plugins, work)
@@ -202,11 +208,15 @@ def _wanted(section: EvaluateSection, known: Sequence[Task]) -> list[tuple[Task,
         metrics = ("loss", "token_perplexity", "word_perplexity", "bits_per_byte")
         task = Task(_TEXT, "A text.", (), plain_text, metrics, "you")
         found.append((task, find_files(task, Path(section.text))))
+    if section.data_path:
+        from lmcore.evaluation.indexed import indexed_task
+
+        found += [(indexed_task(one), [Path(one)]) for one in dict.fromkeys(section.data_path)]
     if not found and not section.harness:
         raise ConfigError(
-            "`lmcore evaluate` needs a task, or a text",
+            "`lmcore evaluate` needs a task, a text, or a data set",
             why=f"the tasks are {', '.join(task.name for task in known)}",
-            hint="`--task lambada --task-data evals`, or `--text FILE`",
+            hint="`--task lambada --task-data evals`, `--text FILE`, or `--data-path PREFIX`",
         )
     return found
 
@@ -248,6 +258,7 @@ def _evaluate(
     plan: ProcessPlan,
     plugins: PluginSet,
     settings: PluginSettings,
+    model: GivenModel,
 ) -> None:
     """Load each model, score it and show all results; other ranks than 0 hold parts of models."""
     found: list[tuple[str, list[Result]]] = []
@@ -259,7 +270,15 @@ def _evaluate(
         catalogue = _catalogue(section, plan)
         for checkpoint, name in zip(checkpoints, _distinct(checkpoints), strict=True):
             with (
-                loaded_model(section, checkpoint, plan, runtime, plugins, rows=BLOCK) as loaded,
+                loaded_model(
+                    section,
+                    checkpoint,
+                    plan,
+                    runtime,
+                    plugins,
+                    rows=BLOCK,
+                    require=lambda shape: model.require(shape.to_dict()),
+                ) as loaded,
                 _pool(loaded, checkpoint, plan, runtime) as pool,
             ):
                 if loaded is None or plan.rank.rank:
@@ -335,6 +354,7 @@ def _results(
         loaded,
         tokens=section.batch_tokens,
         stride=section.stride,
+        length=section.seq_length,
         limit=section.limit,
         journal=journal,
         pool=pool,

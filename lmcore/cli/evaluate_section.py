@@ -35,6 +35,12 @@ class EvaluateSection(FinetuneOptions, LoadingSection):
         "File of text, or of JSON lines with `text`, whose loss and perplexity are computed.",
         metavar="FILE",
     )
+    data_path: tuple[str, ...] = option(
+        (),
+        "Indexed data sets, `PREFIX.bin` and `PREFIX.idx`: the loss and perplexity of their "
+        "documents are computed, a task for each prefix.",
+        metavar="PREFIX",
+    )
     stride: int | None = option(
         None,
         "Tokens that each window of a long text predicts after the first one; fewer than the "

@@ -11,7 +11,7 @@ from typing import Any
 
 from lmcore.base.errors import DataError, LmcoreError, counted
 from lmcore.data.input.compression import open_text
-from lmcore.evaluation.task import Choices, Continued, Example, Task, Text, TextFile
+from lmcore.evaluation.task import Choices, Continued, Example, Streamed, Task
 
 __all__ = [
     "Row",
@@ -293,7 +293,7 @@ def iter_examples(task: Task, files: Sequence[Path]) -> Iterator[Example]:
 
 def _require_example(example: object, where: str) -> None:
     """Raise a `DataError` if a task, which a user may have written, made something else."""
-    if not isinstance(example, Text | TextFile | Continued | Choices):
+    if not isinstance(example, Streamed | Continued | Choices):
         raise DataError(
             f"{where} is no example",
             why=f"it is a `{type(example).__name__}`",

@@ -11,15 +11,29 @@ from lmcore.base.errors import DataError
 from lmcore.data.tokenizer import special_ids
 from lmcore.evaluation.encode_pieces import encoded_pieces
 from lmcore.evaluation.passes import Scored
-from lmcore.evaluation.task import Choices, Continued, Example, Text, TextFile
+from lmcore.evaluation.task import (
+    Choices,
+    Continued,
+    Example,
+    Stream,
+    Streamed,
+    Text,
+    TextFile,
+    Tokens,
+)
 
 if TYPE_CHECKING:
     from lmcore.data.tokenizer import Tokenizer
 
 __all__ = ["RequestMaker", "windows"]
 
+_READ = 1 << 16
+"""Tokens of a document that are read at once."""
 
-def windows(tokens: Iterable[int], length: int, stride: int) -> Iterator[Scored]:
+
+def windows(
+    tokens: Iterable[int], length: int, stride: int, *, even: bool = False
+) -> Iterator[Scored]:
     """Yield the windows by which every token but the first is predicted once.
 
     The first window has up to *length* inputs.  Each further one moves on by *stride* tokens, which
@@ -29,15 +43,31 @@ def windows(tokens: Iterable[int], length: int, stride: int) -> Iterator[Scored]
         tokens: Token ids, taken as they are needed; the first one is read and not predicted.
         length: Most tokens that the model reads.
         stride: Tokens that each further window predicts, at most *length*.
+        even: True if each window begins a stride after the one before, so that the last one has
+            fewer inputs.
     """
     left = iter(tokens)
     held = list(itertools.islice(left, length + 1))
     if len(held) > 1:
         yield Scored(tuple(held[:1]), tuple(held[1:]))
     while new := list(itertools.islice(left, stride)):
-        held = [*held, *new][-length - 1 :]
+        most = length + 1 - (stride - len(new) if even else 0)
+        held = [*held, *new][-most:]
         first = len(held) - len(new)
         yield Scored(tuple(held[:first]), tuple(held[first:]))
+
+
+def _checked(example: Tokens, vocab_size: int) -> Iterator[int]:
+    """Yield the ids of a document, all of the vocabulary."""
+    for start in range(0, len(example.tokens), _READ):
+        for token in map(int, example.tokens[start : start + _READ]):
+            if not 0 <= token < vocab_size:
+                raise DataError(
+                    f"{example.place} has the token {token}",
+                    why=f"the model's tokenizer has {vocab_size} tokens",
+                    hint="give the tokenizer of the data, or data of the model's tokenizer",
+                )
+            yield token
 
 
 @dataclass
@@ -50,6 +80,7 @@ class RequestMaker:
         stride: Tokens that a further window of a text predicts.
         cut: Number of examples so far whose context was too long, and was cut at its beginning.
         encoder: Function that encodes a text in place of the tokenizer's; None: the tokenizer's.
+        stream_stride: Tokens that a further window of a stream predicts; None: the stream's.
     """
 
     tokenizer: Tokenizer
@@ -57,6 +88,7 @@ class RequestMaker:
     stride: int
     cut: int = 0
     encoder: Callable[[str], list[int]] | None = None
+    stream_stride: int | None = None
 
     def of(self, example: Example) -> list[Scored]:
         """Return the requests of an example, in order.
@@ -67,7 +99,7 @@ class RequestMaker:
         Raises:
             DataError: It has nothing to predict, or an answer is longer than the model's positions.
         """
-        if isinstance(example, Text | TextFile):
+        if isinstance(example, Streamed):
             return list(self.windows_of(example))
         if isinstance(example, Continued):
             return [self._of_end(example)]
@@ -101,18 +133,27 @@ class RequestMaker:
         """
         return self._fitted(*self._divided(context, continuation))
 
-    def windows_of(self, example: Text | TextFile) -> Iterator[Scored]:
+    def windows_of(self, example: Streamed) -> Iterator[Scored]:
         """Yield the requests of a text, in order, as it is read.
 
         Args:
             example: The text.
 
         Raises:
-            DataError: Its file cannot be read, or the tokenizer has no token to begin a text with.
+            DataError: Its file cannot be read, an id is not one of the tokenizer's, or this has no
+                token to begin a text with.
         """
+        if isinstance(example, Tokens):
+            tokens = _checked(example, self.tokenizer.vocab_size)
+            first = next(tokens, None)
+            begin = [self.first] if first in {None, self.first} else [self.first, first]
+            return windows(itertools.chain(begin, tokens), self.positions, self.stride)
         pieces = example.pieces() if isinstance(example, TextFile) else [example.text]
-        tokens = encoded_pieces(self._encode, pieces)
-        return windows(itertools.chain([self.first], tokens), self.positions, self.stride)
+        encoded = encoded_pieces(self._encode, pieces)
+        if isinstance(example, Stream):
+            stride = min(self.stream_stride or example.stride, self.positions)
+            return windows(encoded, self.positions, stride, even=True)
+        return windows(itertools.chain([self.first], encoded), self.positions, self.stride)
 
     def _of_end(self, example: Continued) -> Scored:
         if example.whole:

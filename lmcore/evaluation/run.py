@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from lmcore.base.errors import ConfigError, DataError, counted
 from lmcore.evaluation.files import examples_of, iter_examples
+from lmcore.evaluation.indexed import require_tokenizer
 from lmcore.evaluation.journal import Journal, requests_key
 from lmcore.evaluation.likelihood import Likelihoods, PassPool, Scored
 from lmcore.evaluation.requests import RequestMaker
 from lmcore.evaluation.score import LogLikelihood, Metric, Score, metrics_of, score_of
-from lmcore.evaluation.task import Choices, Example, Task, Text, TextFile
+from lmcore.evaluation.task import Choices, Example, Streamed, Task, Tokens
 from lmcore.evaluation.texts import score_texts
 
 if TYPE_CHECKING:
@@ -156,6 +157,7 @@ class Evaluation:
         *,
         tokens: int,
         stride: int | None = None,
+        length: int | None = None,
         limit: int | None = None,
         journal: Journal | None = None,
         pool: PassPool | None = None,
@@ -167,23 +169,32 @@ class Evaluation:
             tokens: Tokens whose results are read from the device together.
             stride: Tokens that each further window of a text predicts; None: as many as the model
                 has positions, so that windows do not overlap.
+            length: Most tokens that the model reads; None: as many as it has positions.
             limit: Number of examples that are taken from the beginning; None: all.
             journal: File of an earlier evaluation that was stopped, which is continued; None: there
                 is none, and none is written.
             pool: Models that compute the passes; None: this one.
 
         Raises:
-            ConfigError: The stride is larger than the model's positions.
+            ConfigError: The stride or the length is larger than the model's positions.
         """
         self._model = Likelihoods(loaded, tokens=tokens, pool=pool)
         positions = self._model.positions
+        if length is not None and length > positions:
+            raise ConfigError(
+                f"`--seq-length {length}` is more than the model's {positions} positions",
+                hint=f"use `--seq-length {positions}` or less, or leave it out",
+            )
+        positions = length or positions
         if stride is not None and stride > positions:
             raise ConfigError(
                 f"`--stride {stride}` is more than the model's {positions} positions",
                 why="tokens between two windows would not be predicted",
                 hint=f"use `--stride {positions}` or less",
             )
-        self._maker = RequestMaker(loaded.tokenizer, positions, stride or positions)
+        self._maker = RequestMaker(
+            loaded.tokenizer, positions, stride or positions, stream_stride=stride
+        )
         self._limit, self._journal = limit, journal
         self._identity = "" if journal is None else identity(loaded)
 
@@ -200,7 +211,10 @@ class Evaluation:
         examples = iter_examples(task, files)
         first = next(examples)
         examples = itertools.islice(itertools.chain([first], examples), self._limit)
-        if isinstance(first, Text | TextFile):
+        if isinstance(first, Tokens):
+            for path in files:
+                require_tokenizer(path, self._maker.tokenizer)
+        if isinstance(first, Streamed):
             return AskedTexts(task, examples)
         return _asked(task, list(examples), self._maker)
 

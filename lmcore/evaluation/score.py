@@ -10,7 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lmcore.base.errors import ConfigError, suggestion
-from lmcore.evaluation.task import Choices, Continued, Example, Task, Text, TextFile
+from lmcore.evaluation.task import (
+    Choices,
+    Continued,
+    Example,
+    Stream,
+    Task,
+    Text,
+    TextFile,
+    Tokens,
+)
 
 __all__ = [
     "METRICS",
@@ -114,6 +123,8 @@ def score_of(example: Example, likelihoods: Sequence[LogLikelihood]) -> Score:
         likelihoods: Log-likelihood of each of its requests, in order.
     """
     held = tuple(likelihoods)
+    if isinstance(example, Stream | Tokens):
+        return Score(held, words=example.words if isinstance(example, Stream) else 0)
     if isinstance(example, Text | TextFile):
         size = TextSize()
         for piece in [example.original] if isinstance(example, Text) else example.pieces():
@@ -194,6 +205,11 @@ def _word_perplexity(_name: str, scores: Sequence[Score]) -> Metric:
     return Metric(_exp(_per(scores, [one.words for one in scores])))
 
 
+def _adjusted_perplexity(_name: str, scores: Sequence[Score]) -> Metric:
+    """Return the perplexity of a word of streams, with Megatron's bound of the exponent."""
+    return Metric(_exp(min(20.0, _per(scores, [one.words for one in scores]))))
+
+
 def _byte_perplexity(_name: str, scores: Sequence[Score]) -> Metric:
     return Metric(_exp(_per(scores, [one.bytes for one in scores])))
 
@@ -218,6 +234,7 @@ METRICS: Mapping[str, Callable[[str, Sequence[Score]], Metric]] = {
     "loss": _loss,
     "token_perplexity": _token_perplexity,
     "word_perplexity": _word_perplexity,
+    "adjusted_perplexity": _adjusted_perplexity,
     "byte_perplexity": _byte_perplexity,
     "bits_per_byte": _bits_per_byte,
 }

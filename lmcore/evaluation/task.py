@@ -14,9 +14,12 @@ __all__ = [
     "Choices",
     "Continued",
     "Example",
+    "Stream",
+    "Streamed",
     "Task",
     "Text",
     "TextFile",
+    "Tokens",
     "within",
 ]
 
@@ -32,6 +35,37 @@ class Text:
 
     text: str
     original: str
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Text that is predicted as one stream, as Megatron does.
+
+    The first token is not predicted; a window begins a stride after the window before, and the last
+    one is shorter.
+
+    Attributes:
+        text: The text that the model reads.
+        words: Number of words less one, which divides the log-probability.
+        stride: Usual number of tokens that each window after the first predicts.
+    """
+
+    text: str
+    words: int
+    stride: int = 32
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Document of token ids, which are all predicted, each from those before it.
+
+    Attributes:
+        place: Its name for messages.
+        tokens: The ids.
+    """
+
+    place: str
+    tokens: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -78,7 +112,8 @@ class Choices:
     gold: int
 
 
-Example = Text | TextFile | Continued | Choices
+Streamed = Text | TextFile | Stream | Tokens
+Example = Streamed | Continued | Choices
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from lmcore.evaluation.exact_sum import ExactSum
 from lmcore.evaluation.journal import Journal, requests_key
 from lmcore.evaluation.passes import HELD_TOKENS, AnyPass, Pending, Scored
 from lmcore.evaluation.score import LogLikelihood, Score, TextSize
-from lmcore.evaluation.task import Example, Text, TextFile
+from lmcore.evaluation.task import Example, Stream, Streamed, Text, TextFile, Tokens
 
 if TYPE_CHECKING:
     from lmcore.evaluation.likelihood import Likelihoods
@@ -52,7 +52,7 @@ class _Open:
         found: Result of each window, if records are written.
     """
 
-    example: Text | TextFile
+    example: Streamed
     size: TextSize = field(default_factory=TextSize)
     windows: int = 0
     missing: int = 0
@@ -62,11 +62,13 @@ class _Open:
     def record(self, number: int) -> dict[str, Any]:
         """Return the record of the example of a number, from 0."""
         one = self.example
-        about = (
-            {"text": one.text[:_SHOWN], "original": one.original[:_SHOWN]}
-            if isinstance(one, Text)
-            else {"file": str(one.path)}
-        )
+        about = {"text": one.text[:_SHOWN]} if isinstance(one, Text | Stream) else {}
+        if isinstance(one, Text):
+            about["original"] = one.original[:_SHOWN]
+        elif isinstance(one, TextFile):
+            about["file"] = str(one.path)
+        elif isinstance(one, Tokens):
+            about["document"] = one.place
         found = [self.found[window] for window in range(self.windows)]
         return {
             "example": number,
@@ -112,7 +114,7 @@ class _Texts:
     def requests(self) -> Iterator[tuple[int, int, Scored]]:
         """Yield the number of the example, of the window, and the request."""
         for number, example in enumerate(self._examples):
-            if not isinstance(example, Text | TextFile):
+            if not isinstance(example, Streamed):
                 raise DataError(
                     f"example {number + 1} is a `{type(example).__name__}` after texts",
                     hint="make two tasks",
@@ -126,6 +128,8 @@ class _Texts:
                 yield number, window, request
             if isinstance(example, Text):
                 one.size.add(example.original)
+            elif isinstance(example, Stream):
+                one.size.words = example.words
             one.read = True
             self._size.words += one.size.words
             self._size.bytes += one.size.bytes
@@ -156,9 +160,9 @@ class _Texts:
             self._next += 1
 
 
-def _counted(example: Text | TextFile, size: TextSize) -> Text | TextFile:
+def _counted(example: Streamed, size: TextSize) -> Streamed:
     """Return an example whose file is counted while it is read."""
-    if isinstance(example, Text):
+    if not isinstance(example, TextFile):
         return example
 
     def pieces() -> Iterator[str]:

@@ -92,7 +92,8 @@ def evaluate_head(
         )
     shown = f"the head of `{trained[0]}` is for {heads[trained[0]]}"
     hint = f"give one of {', '.join(own)}; or the checkpoint from before its fine-tuning"
-    if section.text is not None or section.stride is not None or section.harness:
+    texts = section.text is not None or section.data_path or section.stride is not None
+    if texts or section.harness:
         raise ConfigError(
             f"{shown}: it cannot predict a text",
             why="it gives no probabilities of tokens",

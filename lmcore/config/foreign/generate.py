@@ -20,7 +20,7 @@ from lmcore.config.options.command_line import ForeignFlag, Translation
 from lmcore.config.section import run_options
 from lmcore.model.family import named_family
 
-__all__ = ["GivenModel", "generate_flags", "serve_flags"]
+__all__ = ["GivenModel", "generate_flags", "run_flags", "serve_flags", "without_effect"]
 
 _COMPARED = "compared with the checkpoint, which defines the model"
 _TRAINING = "used by training only"
@@ -119,8 +119,7 @@ def generate_flags(own: Collection[str], model: GivenModel) -> dict[str, Foreign
         own: Flags of the command itself, which are not foreign.
         model: Place for the flags of the model's shape, which parsing fills.
     """
-    flags = {**train_flags(), **_recompute_flags(), **_run_flags(model)}
-    flags |= {
+    flags = run_flags(model) | {
         "--recompute": ForeignFlag(
             "0", lambda _: Translation(flags=("--no-cache",)), replacement="--no-cache"
         ),
@@ -140,7 +139,7 @@ def serve_flags(own: Collection[str], model: GivenModel) -> dict[str, ForeignFla
         own: Flags of the command itself, which are not foreign.
         model: Place for the flags of the model's shape, which parsing fills.
     """
-    flags = {**train_flags(), **_recompute_flags(), **_run_flags(model)}
+    flags = run_flags(model)
     requests = ForeignFlag(
         "1",
         lambda values: Translation(flags=("--max-requests", *values)),
@@ -149,17 +148,32 @@ def serve_flags(own: Collection[str], model: GivenModel) -> dict[str, ForeignFla
     flags |= {
         "--inference-max-requests": requests,
         "--inference-max-batch-size": requests,
-        "--inference-max-seq-length": _without_effect("1", _POSITIONS),
-        "--inference-batch-times-seqlen-threshold": _without_effect("1", _TOGETHER),
-        "--recompute": _without_effect("0", _CACHED),
-        "--greedy": _without_effect("0", _OF_REQUESTS),
+        "--inference-max-seq-length": without_effect("1", _POSITIONS),
+        "--inference-batch-times-seqlen-threshold": without_effect("1", _TOGETHER),
+        "--recompute": without_effect("0", _CACHED),
+        "--greedy": without_effect("0", _OF_REQUESTS),
     }
     for name in ("--temperature", "--top-k", "--top-p", "--out-seq-length", "--seed"):
-        flags[name] = _without_effect("1", _OF_REQUESTS)
+        flags[name] = without_effect("1", _OF_REQUESTS)
     return {name: flag for name, flag in flags.items() if name not in own}
 
 
-def _without_effect(arity: str, reason: str) -> ForeignFlag:
+def run_flags(model: GivenModel) -> dict[str, ForeignFlag]:
+    """Return the flags of a training run, for a command that loads its model.
+
+    Args:
+        model: Place for the flags of the model's shape, which parsing fills.
+    """
+    return {**train_flags(), **_recompute_flags(), **_run_flags(model)}
+
+
+def without_effect(arity: str, reason: str) -> ForeignFlag:
+    """Return a flag that is accepted and changes nothing.
+
+    Args:
+        arity: Number of its values; see `ForeignFlag`.
+        reason: Reason for which it changes nothing.
+    """
     return ForeignFlag(arity, lambda _: Translation(no_effect=reason))
 
 
@@ -167,7 +181,7 @@ def _recompute_flags() -> dict[str, ForeignFlag]:
     """Return the flags of activation recomputation; `--recompute` is about the cache here."""
     train = train_flags()
     return {
-        name: _without_effect(train[name].values, _TRAINING)
+        name: without_effect(train[name].values, _TRAINING)
         for name, renamed in RENAMED.items()
         if renamed.replacement.startswith(_RECOMPUTE)
     }
@@ -175,7 +189,7 @@ def _recompute_flags() -> dict[str, ForeignFlag]:
 
 def _run_flags(model: GivenModel) -> dict[str, ForeignFlag]:
     """Return the flags of a training run."""
-    flags = {"--ckpt-format": _without_effect("1", "the format of a checkpoint is detected")}
+    flags = {"--ckpt-format": without_effect("1", "the format of a checkpoint is detected")}
     for option in run_options().values():
         switch = option.type is bool
         arity = "0" if switch else "+" if option.repeated else "1"
@@ -186,9 +200,9 @@ def _run_flags(model: GivenModel) -> dict[str, ForeignFlag]:
                 flags[negation] = _of_model(arity, option, negation, model)
             continue
         reason = _OTHER_AXES if option.section == "parallel" else _TRAINING
-        flags[option.flag] = _without_effect(arity, reason)
+        flags[option.flag] = without_effect(arity, reason)
         if switch:
-            flags[f"--no-{option.flag[2:]}"] = _without_effect(arity, reason)
+            flags[f"--no-{option.flag[2:]}"] = without_effect(arity, reason)
     return flags
 
 

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from lmcore.evaluation.files import json_rows, read_lines, read_pieces
-from lmcore.evaluation.task import Continued, Task, Text, TextFile, within
+from lmcore.evaluation.files import json_rows, read_lines, read_pieces, read_text
+from lmcore.evaluation.task import Continued, Stream, Task, Text, TextFile, within
 
 __all__ = ["LANGUAGE", "plain_text", "wikitext_text"]
 
@@ -88,6 +88,12 @@ def _article(lines: list[str]) -> Text:
     return Text(wikitext_text(text), text)
 
 
+def _stream(path: Path) -> Iterator[Stream]:
+    """Yield a file of WikiText as Megatron reads it, with its number of words."""
+    text = read_text(path)
+    yield Stream(wikitext_text(text), len(text.strip().split(" ")) - 1)
+
+
 def _last_words(path: Path) -> Iterator[Continued]:
     return _ends(path, whole=True)
 
@@ -127,6 +133,14 @@ LANGUAGE = (
         (*within("wikitext-103*/wiki.test.*"), *within("wikitext103*test*")),
         _articles,
         _WIKITEXT,
+        "the release of WikiText-103 (`wikitext-103/wiki.test.tokens`, or raw)",
+    ),
+    Task(
+        "wikitext103_stream",
+        "Perplexity of WikiText-103's test set as one text, as Megatron's WIKITEXT103.",
+        (*within("wikitext-103*/wiki.test.*"), *within("wikitext103*test*")),
+        _stream,
+        ("adjusted_perplexity", "token_perplexity", "loss"),
         "the release of WikiText-103 (`wikitext-103/wiki.test.tokens`, or raw)",
     ),
     Task(

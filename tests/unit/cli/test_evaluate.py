@@ -184,7 +184,7 @@ def test_list_of_tasks(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     "flags,message",
     [
-        ([], "needs a task, or a text"),
+        ([], "needs a task, a text, or a data set"),
         (["--task", "openbook"], "there is no task `openbook`"),
         (["--task", "lambada"], "the task `lambada` needs `--task-data DIR`"),
         (["--task", "lambada", "--task-data", "piqa=x"], "is for no task of `--task`"),
