@@ -30,6 +30,7 @@ ACCELERATOR_BLOCK = 4096
 _STEP = 16
 _ANSWER_WIDTHS = (4, 8)
 _LEAST_ANSWERS = 8
+_ANSWER_SHARE = 32
 HELD_TOKENS = 1 << 17
 """Tokens of requests that wait for others of their width."""
 _K = TypeVar("_K", bound=Hashable)
@@ -129,7 +130,9 @@ class Shapes:
             context: Width of the contexts, whose keys are copied for each answer.
             width: Width of the answers.
         """
-        return max(_LEAST_ANSWERS, min(4 * self.block // (context + width), self.block // width))
+        # More rows would be filled up: a few contexts have few answers of a width.
+        most = self.block // max(_ANSWER_SHARE, width)
+        return max(_LEAST_ANSWERS, min(4 * self.block // (context + width), most))
 
     def may_share(self, requests: Sequence[Scored]) -> bool:
         """Return True if answers to one context can be computed after it, all padded."""

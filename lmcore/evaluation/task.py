@@ -9,6 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 __all__ = [
     "Choices",
@@ -65,7 +69,7 @@ class Tokens:
     """
 
     place: str
-    tokens: Sequence[int]
+    tokens: Sequence[int] | npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
