@@ -1,8 +1,10 @@
 """A training step on a PJRT device: lmcore beside the same model in plain torch_xla.
 
-Both train the same shape on random token ids with AdamW and clipping at 1.0, in one process, and
-take turns, a few steps each, so that a change of the machine's speed falls on both.  The steps
-before the first turn compile; what is measured are steps that compile nothing, which is checked.
+Both train the same shape on random token ids with AdamW and clipping at 1.0, each in its process,
+and take turns, a few steps each, so that a change of the machine's speed falls on both.  In one
+process each would find its memory given back to the system by the other one's turn, which costs a
+step of several programs more than a step of one.  The steps before the first turn compile; what is
+measured are steps that compile nothing, which is checked.
 
     PJRT_DEVICE=CPU python benchmarks/xla.py           # in the environment of `tox -e xla`
 
@@ -14,10 +16,12 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import multiprocessing
 import statistics
 import sys
 import time
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -55,12 +59,24 @@ def plain_step(shape: Shape) -> Callable[[], float]:
     return take
 
 
-def seconds(step: Callable[[], float]) -> float:
-    """Return the seconds of a step, as the mean of some."""
-    started = time.perf_counter()
-    for _ in range(_STEPS):
+def contender(name: str, shape: Shape, pipe: Connection) -> None:
+    """Take steps in turns: for each message, send the seconds of a step as the mean of some.
+
+    The first answer follows the steps that compile; an answer of None means that a step of a turn
+    has compiled a program.
+    """
+    make = {"lmcore": lambda: lmcore_step(shape, compiled=False, threads=1, device="xla")}
+    step = make.get(name, lambda: plain_step(shape))()
+    for _ in range(_WARM_UP):
         step()
-    return (time.perf_counter() - started) / _STEPS
+    pipe.send(0.0)
+    before = compiled()
+    while pipe.recv():
+        started = time.perf_counter()
+        for _ in range(_STEPS):
+            step()
+        took = (time.perf_counter() - started) / _STEPS
+        pipe.send(took if compiled() == before else None)
 
 
 def compiled() -> int:
@@ -80,23 +96,33 @@ def main() -> None:
     if importlib.util.find_spec("torch_xla") is None:
         sys.exit("torch_xla is not installed here; `tox -e xla` has it")
     shape = SHAPES[arguments.shape]
-    steps = {
-        "lmcore": lmcore_step(shape, compiled=False, threads=1, device="xla"),
-        "plain torch_xla": plain_step(shape),
-    }
-    for step in steps.values():
-        for _ in range(_WARM_UP):
-            step()
-    before = compiled()
-    turns = [{name: seconds(step) for name, step in steps.items()} for _ in range(arguments.turns)]
-    if compiled() != before:
-        sys.exit("error: a measured step has compiled a program")
-    for name in steps:
+    spawn = multiprocessing.get_context("spawn")
+    pipes, processes = {}, []
+    for name in ("lmcore", "plain torch_xla"):
+        pipes[name], other = spawn.Pipe()
+        processes.append(spawn.Process(target=contender, args=(name, shape, other), daemon=True))
+        processes[-1].start()
+        other.close()
+        pipes[name].recv()
+    turns = [{name: turn(pipe) for name, pipe in pipes.items()} for _ in range(arguments.turns)]
+    for name, pipe in pipes.items():
+        pipe.send("")
         times = [turn[name] for turn in turns]
         print(f"{name:<16} {statistics.median(times) * 1e3:9.1f} ms a step, median of {len(turns)}")
+    for process in processes:
+        process.join()
     ratios = [turn["lmcore"] / turn["plain torch_xla"] for turn in turns]
     low, high = min(ratios), max(ratios)
     print(f"ratio            {statistics.median(ratios):9.3f}, from {low:.3f} to {high:.3f}")
+
+
+def turn(pipe: Connection) -> float:
+    """Return the seconds of a step in one turn of a contender."""
+    pipe.send("turn")
+    took = pipe.recv()
+    if took is None:
+        sys.exit("error: a measured step has compiled a program")
+    return float(took)
 
 
 if __name__ == "__main__":

@@ -42,6 +42,11 @@ COMMANDS: Mapping[str, tuple[Command, ...]] = {
             "Inspect, verify, diff, edit and convert checkpoints.",
             "lmcore.cli.checkpoint:run",
         ),
+        Command(
+            "migrate",
+            "Turn the launch script of a Megatron fork into settings of `lmcore train`.",
+            "lmcore.cli.migrate:run",
+        ),
     ),
     "search": (
         Command(

@@ -1,0 +1,331 @@
+"""`lmcore migrate`: settings of a run from the launch script, or command, of a Megatron fork."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lmcore.base.bounded_file import open_regular
+from lmcore.base.durable import write_atomically
+from lmcore.base.errors import ConfigError, LmcoreError, counted, printable
+from lmcore.cli.selection import find_plugins
+from lmcore.config.derived.model_math import family_name
+from lmcore.config.file.paths import map_paths
+from lmcore.config.file.yaml_file import written_value
+from lmcore.config.foreign.launch_command import is_program, training_command
+from lmcore.config.foreign.megatron import ENGINE_FLAG
+from lmcore.config.foreign.megatron_flags import train_flags
+from lmcore.config.foreign.shell import ShellScript, read_shell
+from lmcore.config.load import load_config
+from lmcore.config.megatron_defaults import MEGATRON_DEFAULTS
+from lmcore.config.need import Situation
+from lmcore.config.option import Option, option
+from lmcore.config.options.command_line import parse_section, wants_help
+from lmcore.config.options.flags import Positional, UnsupportedFlagError, parse_flags
+from lmcore.config.section import run_options
+from lmcore.config.settings import LoadedConfig
+from lmcore.config.validate import problems_of
+from lmcore.plugin.registrations import plugin_sections
+
+__all__ = ["MigrateSection", "run"]
+
+_EPILOG = """\
+The settings go to the standard output, or to --output; the table of flags to the standard error.
+
+  lmcore migrate pretrain_gpt.sh > run.yaml
+  lmcore migrate job.slurm --set DATA=/data/oscar --output run.yaml
+  lmcore migrate -- torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 24 ...
+
+A script is read and never run: variables and here-documents are followed, and what only a run
+would give is listed.  Give it by --set NAME=VALUE."""
+_MOST_BYTES = 1 << 22
+_FLAG = re.compile(r"--?[A-Za-z]")
+
+
+@dataclass(frozen=True)
+class MigrateSection:
+    """Turn the launch script or command of a Megatron fork into settings of `lmcore train`."""
+
+    command: tuple[str, ...] = option(
+        (), "Launch script, or a command line with its launcher.", metavar="SCRIPT"
+    )
+    set: tuple[str, ...] = option(
+        (),
+        "Values of variables that the script does not set, or in place of the script's.",
+        metavar="NAME=VALUE",
+    )
+    output: str | None = option(
+        None, "File for the settings; default: the standard output.", metavar="FILE"
+    )
+    defaults: str = option(
+        "megatron",
+        "Program whose defaults the settings keep where the command gives none.",
+        choices=tuple(MEGATRON_DEFAULTS),
+    )
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A flag of the command and what becomes of it."""
+
+    flag: str
+    kind: str
+    here: str
+
+
+_SAME, _RENAMED, _ALREADY = "same", "renamed", "already so"
+_REPLACED, _NOT, _UNKNOWN, _WRONG = "replaced by", "not supported", "unknown", "wrong value"
+_OPEN = "has no value"
+_LEFT = (_REPLACED, _NOT, _UNKNOWN, _WRONG, _OPEN)
+"""Kinds of flags that the settings do not have."""
+
+
+def run(argv: list[str]) -> int:
+    """Run `lmcore migrate` and return the exit status."""
+    begin = next((n for n, one in enumerate(argv) if one == "--" or is_program(one)), len(argv))
+    own, words = argv[:begin], [one for one in argv[begin:] if one != "--"]
+    if wants_help(own):
+        words = []
+    section = parse_section(
+        MigrateSection,
+        own,
+        command="lmcore migrate",
+        positionals=("command",),
+        epilog=_EPILOG,
+    )
+    if bool(section.command) == bool(words) or len(section.command) > 1:
+        raise ConfigError(
+            "`lmcore migrate` needs a script, or a command",
+            why=f"it was given {counted(len(section.command), 'path')}" if not words else None,
+            hint="`lmcore migrate pretrain.sh`, or `lmcore migrate -- python pretrain_gpt.py ...`",
+        )
+    script = ShellScript(commands=[words])
+    if section.command:
+        script = read_shell(_text(section.command[0]), _variables(section.set))
+    training = training_command(script)
+    flags = training.flags
+    rows = _rows(flags)
+    made = _settings(flags, rows, training.family, section.defaults, script)
+    text = _yaml(made, training.program, section)
+    _report(rows, script, made, sys.stdout if section.output else sys.stderr)
+    name = section.output or "run.yaml"
+    print("\nstart it by:  " + training.start(name), file=sys.stderr)
+    if section.output is None:
+        print(text, end="")
+    else:
+        write_atomically(Path(section.output), text.encode())
+    return 0
+
+
+def _text(path: str) -> str:
+    try:
+        with open(open_regular(path), encoding="utf-8") as stream:  # noqa: PTH123
+            text = stream.read(_MOST_BYTES + 1)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the script `{path}`", why=str(error)) from None
+    if len(text) > _MOST_BYTES:
+        raise ConfigError(f"`{path}` is no launch script", why="it is longer than 4 MiB")
+    return text
+
+
+def _variables(given: Sequence[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for one in given:
+        name, equals, value = one.partition("=")
+        if not equals or not name.isidentifier():
+            raise ConfigError(f"`--set {one}` sets nothing", hint="write `--set NAME=VALUE`")
+        found[name] = value
+    return found
+
+
+def _groups(flags: Sequence[str]) -> Iterator[list[str]]:
+    """Yield each flag with the words that follow it."""
+    held: list[str] = []
+    for word in flags:
+        if _FLAG.match(word) and held:
+            yield held
+            held = []
+        held.append(word)
+    if held:
+        yield held
+
+
+def _rows(flags: Sequence[str]) -> list[_Row]:
+    """Return what becomes of each flag, by itself."""
+    options, foreign = run_options(), train_flags()
+    anything = Positional("words", maximum=None)
+    rows = []
+    for group in _groups(flags):
+        text = shlex.join(group)
+        parsed = parse_flags(group, options, positionals=(anything,), foreign=foreign)
+        if not _FLAG.match(group[0]):
+            rows.append(_Row(text, _UNKNOWN, "a word without a flag"))
+        elif parsed.problems:
+            rows.append(_problem(text, parsed.problems[0]))
+        elif parsed.without_effect:
+            rows.append(_Row(text, _ALREADY, next(iter(parsed.without_effect.values()))))
+        elif group == [ENGINE_FLAG]:
+            rows.append(_Row(text, _RENAMED, "--engine native, which takes the same file"))
+        elif parsed.translated:
+            rows.append(_Row(text, _RENAMED, next(iter(parsed.translated.values()))))
+        else:
+            rows.append(_Row(text, _SAME, ""))
+    return rows
+
+
+def _problem(text: str, problem: LmcoreError) -> _Row:
+    hint = problem.hint or ""
+    if "variables are not expanded" in f"{problem.what} {problem.why}":
+        return _Row(text, _OPEN, "")
+    if isinstance(problem, UnsupportedFlagError):
+        replaced = hint.startswith("use ")
+        return _Row(text, _REPLACED if replaced else _NOT, hint.removeprefix("use "))
+    if problem.what.startswith("unknown flag"):
+        return _Row(text, _UNKNOWN, problem.why or hint)
+    return _Row(text, _WRONG, "; ".join(part for part in (problem.what, problem.why, hint) if part))
+
+
+@dataclass(frozen=True)
+class _Made:
+    """Settings that the flags give.
+
+    Attributes:
+        settings: Options with value and source, in the order of the options.
+        problems: Errors that `lmcore train` would give for them.
+        steps: Micro-batches of a step, if an engine's file gives their number.
+    """
+
+    settings: list[tuple[Option, Any, str]]
+    problems: list[LmcoreError]
+    steps: int | None = None
+
+
+def _settings(
+    flags: Sequence[str],
+    rows: Sequence[_Row],
+    family: str | None,
+    defaults: str,
+    script: ShellScript,
+) -> _Made:
+    """Return the settings of the flags that are supported, and of the file of an engine."""
+    taken = [
+        word
+        for group, row in zip(_groups(flags), rows, strict=True)
+        if row.kind not in _LEFT
+        for word in group
+    ]
+    if family is not None:
+        taken = ["--model-family", family, *taken]
+    if ENGINE_FLAG in taken:
+        taken += ["--engine", "native"]
+    with tempfile.TemporaryDirectory() as folder:
+        taken = _with_files(taken, script.files, Path(folder))
+        try:
+            plugins = plugin_sections(find_plugins([], probe=False))
+            loaded = load_config(
+                ["--defaults", defaults, *taken],
+                plugins=plugins,
+                announce=False,
+                check=lambda _loaded: (),
+            )
+        except ConfigError as error:
+            problems = [error, *getattr(error, "others", ())]
+            parsed = parse_flags(taken, run_options(), foreign=train_flags())
+            options = run_options()
+            settings = [(options[name], value, "") for name, value in parsed.values.items()]
+            return _Made(settings, problems)
+        problems = list(problems_of(loaded, world_size=None))
+        settings = list(_given(loaded, folder))
+    return _Made(settings, problems, loaded.accumulation_steps)
+
+
+def _with_files(words: Sequence[str], files: Mapping[str, str], folder: Path) -> list[str]:
+    """Return the words with paths of files that the script would write; writes them."""
+    found = list(words)
+    for number, word in enumerate(words):
+        if word in files:
+            path = folder / Path(word).name
+            path.write_text(files[word], encoding="utf-8")
+            found[number] = str(path)
+    return found
+
+
+def _given(loaded: LoadedConfig, folder: str) -> Iterator[tuple[Option, Any, str]]:
+    """Yield the settings that are not lmcore's defaults, with their source."""
+    situation = Situation(loaded.config, family=family_name(loaded.config.model))
+    for one in loaded.options.values():
+        origin = loaded.provenance[one.name]
+        value = loaded.value(one.name)
+        if origin.kind in {"default", "derived"}:
+            continue
+        if origin.kind == "defaults" and not all(need.met(situation) for need in one.needs):
+            continue
+        source = loaded.texts.get(one.name, "") if origin.kind == "flag" else str(origin)
+        if isinstance(value, str) and value.startswith(folder):
+            continue  # the file of an engine, whose values are settings
+        yield one, value, source.replace(f"{folder}/", "")
+
+
+def _yaml(made: _Made, program: str, section: MigrateSection) -> str:
+    """Return the file of settings; its relative paths are relative to it."""
+    lines = [
+        f"# Settings of `{program}`, from `lmcore migrate`; start: lmcore train THIS_FILE",
+        "# Relative paths are relative to this file.",
+    ]
+    by_section: dict[str, list[tuple[str, str]]] = {}
+    for one, value, source in made.settings:
+        located = map_paths(one, value, lambda path: _located(path, section.output))
+        row = (f"  {one.key}: {written_value(located)}", printable(source))
+        by_section.setdefault(one.section, []).append(row)
+    for name, rows in by_section.items():
+        width = min(max(len(text) for text, _ in rows), 48)
+        lines += ["", f"{name}:"]
+        lines += [
+            f"{text:<{width}}  # {source}".rstrip() if source else text for text, source in rows
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _located(path: str, output: str | None) -> str:
+    """Return a path of the working directory as one from the file's directory."""
+    folder = Path(output).parent if output else Path()
+    if folder == Path() or Path(path).is_absolute() or path.startswith(("$", "<", "`")):
+        return path
+    return str(Path(*[".."] * len(folder.parts), path)) if ".." not in folder.parts else path
+
+
+def _report(rows: Sequence[_Row], script: ShellScript, made: _Made, stream: Any) -> None:
+    """Print what became of each flag, and what is left to do."""
+    counts = {
+        kind: sum(row.kind == kind for row in rows)
+        for kind in dict.fromkeys((_SAME, _RENAMED, _ALREADY, *_LEFT))
+    }
+    width = min(max([len(row.flag) for row in rows], default=0), 44)
+    for row in rows:
+        here = f"{row.kind}: {row.here}" if row.here else row.kind
+        print(f"{printable(row.flag):<{width}}  {printable(here)}", file=stream)
+    listed = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
+    print(f"\n{counted(len(rows), 'flag')}: {listed or 'none'}", file=stream)
+    if script.unknown:
+        print("without a value (give it by `--set NAME=VALUE`, or edit the file):", file=stream)
+        print("  " + ", ".join(map(printable, script.unknown)), file=stream)
+    for note in script.notes:
+        print(f"note: {printable(note)}", file=stream)
+    if made.steps is not None:
+        print(
+            f"note: a step has {counted(made.steps, 'micro-batch', 'micro-batches')} in the "
+            "engine's file: set `global_batch_size` to that many times the micro-batch size and "
+            "the data-parallel processes",
+            file=stream,
+        )
+    if made.problems:
+        print("`lmcore train` would say now:", file=stream)
+    for problem in made.problems:
+        lines = [line for line in printable(str(problem)).splitlines() if line]
+        print("  " + "\n    ".join(lines), file=stream)

@@ -1,0 +1,142 @@
+"""Commands that start training in Megatron's forks: the program, its launcher, its arguments."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from lmcore.base.errors import ConfigError
+from lmcore.config.foreign.shell import ShellScript
+
+__all__ = ["TrainingCommand", "is_program", "training_command"]
+
+_FAMILIES = {
+    "pretrain_bert": "bert",
+    "pretrain_ict": "ict",
+    "pretrain_retro": "retro",
+    "pretrain_t5": "t5",
+}
+_TRAINS = re.compile(r"(pretrain|finetune|train)_(gpt|llama|bert|t5|ict|retro)\w*\.py")
+_OTHER_MODELS = re.compile(r"(pretrain|finetune|train)_\w+\.py")
+_OTHER_PROGRAMS: Mapping[str, str] = {
+    "preprocess_data.py": "lmcore data prepare",
+    "preprocess_data_many_cores.py": "lmcore data prepare",
+    "preprocess_data_dist.py": "lmcore data prepare",
+    "merge_datasets.py": "lmcore data merge",
+    "merge_preprocessed_data.py": "lmcore data merge",
+    "run_text_generation_server.py": "lmcore serve",
+    "generate_samples_gpt.py": "lmcore generate",
+    "generate_samples_gpt2.py": "lmcore generate",
+    "text_generation_cli.py": "lmcore ask",
+    "checkpoint_util.py": "lmcore checkpoint convert",
+    "merge_mp_partitions.py": "lmcore checkpoint convert",
+}
+"""Programs beside training whose command lines the named command takes, or replaces."""
+_TASKS = "tasks/main.py"
+_OUTER = frozenset({"srun", "mpiexec", "mpirun", "aprun"})
+_LAUNCHERS = _OUTER | {"torchrun", "deepspeed"}
+_MODULES = frozenset({"torch.distributed.launch", "torch.distributed.run"})
+_PROCESSES = ("--nproc_per_node", "--nproc-per-node", "--num_gpus", "--ppn")
+_NODES = ("--nnodes", "--num_nodes", "-N", "--nodes")
+
+
+@dataclass(frozen=True)
+class TrainingCommand:
+    """Command of a script that trains a model.
+
+    Attributes:
+        launch: Words before the program: the launcher with its flags, and Python.
+        program: Name of the program's file.
+        flags: Arguments of the program.
+    """
+
+    launch: Sequence[str]
+    program: str
+    flags: Sequence[str]
+
+    @property
+    def family(self) -> str | None:
+        """Family of models that the program trains; None for GPT, whose flags say the rest."""
+        return next(
+            (name for start, name in _FAMILIES.items() if self.program.startswith(start)), None
+        )
+
+    def start(self, name: str) -> str:
+        """Return the command that starts the run with the processes of the original's launcher.
+
+        Args:
+            name: Path of the file of settings.
+        """
+        command = f"lmcore train {shlex.quote(name)}"
+        values = dict(_launch_values(self.launch))
+        processes = next((values[one] for one in _PROCESSES if values.get(one, "").isdigit()), None)
+        nodes = next((values[one] for one in _NODES if values.get(one)), "1")
+        words = list(self.launch)
+        if _MODULES & {*words}:  # `python -u -m torch.distributed.launch`
+            place = next(n for n, one in enumerate(words) if one in _MODULES)
+            begin = max(n for n in range(place) if words[n].rpartition("/")[2].startswith("python"))
+            words[begin : place + 1] = ["torchrun"]
+        names = {one.rpartition("/")[2] for one in words}
+        if nodes == "1" and not names & _OUTER:
+            return f"{command} --nproc-per-node {processes}" if processes else command
+        while words and (words[-1] == "-u" or words[-1].rpartition("/")[2].startswith("python")):
+            words.pop()
+        if "deepspeed" in names:
+            return f'{shlex.join(words)} "$(command -v lmcore)" train {shlex.quote(name)}'
+        return shlex.join([*words, *(["-m"] if "torchrun" in names else [])]) + f" {command}"
+
+
+def is_program(word: str) -> bool:
+    """Return True for the first word of a command that is given in place of a script."""
+    name = word.rpartition("/")[2]
+    return name.endswith(".py") or name.startswith("python") or name in _LAUNCHERS
+
+
+def training_command(script: ShellScript) -> TrainingCommand:
+    """Return the one command of a script that trains a model.
+
+    Args:
+        script: The script.
+
+    Raises:
+        ConfigError: There is none, or there are several that differ.
+    """
+    found: list[TrainingCommand] = []
+    others: list[str] = []
+    for words in script.commands:
+        for number, word in enumerate(words):
+            name = word.rpartition("/")[2]
+            if word.endswith(_TASKS):
+                others.append(f"`{word}` is `lmcore evaluate` here, with its flags")
+            elif name in _OTHER_PROGRAMS:
+                others.append(f"`{name}` is `{_OTHER_PROGRAMS[name]}` here")
+            elif _TRAINS.fullmatch(name):
+                found.append(TrainingCommand(words[:number], name, words[number + 1 :]))
+            elif _OTHER_MODELS.fullmatch(name):
+                others.append(f"the model of `{name}` is not trained here")
+            else:
+                continue
+            break
+    if not found:
+        raise ConfigError(
+            "the script has no command that trains a model",
+            why="; ".join(dict.fromkeys(others))
+            or "none of its commands runs `pretrain_gpt.py` or a program like it",
+            hint="give the command that starts it: `lmcore migrate -- python pretrain_gpt.py ...`",
+        )
+    if any(one.flags != found[0].flags for one in found):
+        raise ConfigError(
+            f"the script trains {len(found)} times, with different flags",
+            hint="give one of the commands: `lmcore migrate -- python pretrain_gpt.py ...`",
+        )
+    return found[0]
+
+
+def _launch_values(launch: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield the flags of a launcher, each with the word after it."""
+    for word, after in zip(launch, [*launch[1:], ""], strict=True):
+        if word.startswith("-"):
+            flag, equals, value = word.partition("=")
+            yield flag, value if equals else after

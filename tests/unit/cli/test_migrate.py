@@ -1,0 +1,193 @@
+"""`lmcore migrate`: launch scripts of Megatron's forks become files of settings."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from lmcore.base.errors import ConfigError
+from lmcore.cli.main import main
+from lmcore.cli.migrate import run
+from lmcore.config.load import load_config
+
+BIGSCIENCE = """\
+#!/bin/bash
+CHECKPOINT_PATH=checkpoints/gpt2
+MICRO=1
+N_GPUS=2
+GPT_ARGS=" \\
+ --num-layers 2 --hidden-size 64 --num-attention-heads 2 \\
+ --seq-length 1024 --max-position-embeddings 1024 \\
+ --micro-batch-size $MICRO --rampup-batch-size 2 2 1_000 --global-batch-size 16 \\
+ --train-samples 100 --lr 1e-4 --lr-warmup-samples 5 --fp16 \\
+ --tokenizer-type NullTokenizer --vocab-size 1000 \\
+"
+# GPT_ARGS="$GPT_ARGS --lr 5"
+config_json="./ds_config.json"
+cat <<EOT > $config_json
+{"train_micro_batch_size_per_gpu": $MICRO, "train_batch_size": 16, "gradient_clipping": 0.5,
+ "zero_optimization": {"stage": 1}, "fp16": {"enabled": true, "initial_scale_power": 12},
+ "steps_per_print": 2000}
+EOT
+ARGS="--deepspeed --deepspeed_config ${config_json} --zero-stage 1 --checkpoint-activations \\
+ --log-batch-size-to-tensorboard --codecarbon-dir out --no-such-flag 3 --save $CHECKPOINT_PATH"
+LAUNCHER="deepspeed --num_gpus $N_GPUS"
+CMD="$LAUNCHER pretrain_gpt.py --pipeline-model-parallel-size 2 $GPT_ARGS $ARGS --load $MISSING"
+echo $CMD
+$CMD
+"""
+
+
+def script(folder: Path, text: str = BIGSCIENCE) -> str:
+    path = folder / "train.sh"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def migrated(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
+    """Return the settings and the report of a command."""
+    assert run(words) == 0
+    out, err = capsys.readouterr()
+    return out, err
+
+
+def test_a_published_script_becomes_settings_that_load(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Variables, the here-document of the engine's file and the fork's defaults are settings."""
+    text, report = migrated([script(tmp_path), "--defaults", "bigscience"], capsys)
+    (tmp_path / "run.yaml").write_text(text, encoding="utf-8")
+    loaded = load_config([str(tmp_path / "run.yaml")], announce=False)
+    wanted = {
+        "num_layers": 2,
+        "global_batch_size": 16,
+        "rampup_batch_size": (2, 2, 1000),
+        "lr": 1e-4,
+        "lr_decay_style": "linear",
+        "hidden_dropout": 0.1,
+        "precision": "fp16",
+        "initial_loss_scale": 4096.0,
+        "clip_grad": 0.5,
+        "zero_stage": 1,
+        "pipeline_model_parallel_size": 2,
+        "recompute": "full",
+        "split_rule": "legacy",
+        "engine": "native",
+    }
+    assert {name: loaded.value(name) for name in wanted} == wanted
+    assert loaded.value("save") == str(tmp_path / "checkpoints/gpt2")
+    rows = dict(re.findall(r"^(--\S+).*?  (\w[^:\n]*)", report, re.MULTILINE))
+    assert rows["--num-layers"] == "same"
+    assert rows["--fp16"] == "renamed"
+    assert rows["--log-batch-size-to-tensorboard"] == "already so"
+    assert rows["--no-such-flag"] == "unknown"
+    assert rows["--load"] == "has no value"
+    assert "$MISSING" in report
+    assert "lmcore train run.yaml --nproc-per-node 2" in report
+
+
+def test_a_value_is_given_for_a_variable(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--set` fills what the script lacks; `--output` takes paths relative to the file."""
+    out = tmp_path / "configs/run.yaml"
+    out.parent.mkdir()
+    words = [script(tmp_path), "--set", "MISSING=old", "--set", "MICRO=1", "--output", str(out)]
+    text, _ = migrated(words, capsys)
+    assert "num-layers" in text  # the table
+    settings = out.read_text(encoding="utf-8")
+    assert re.search(r"load: .*old", settings)
+
+
+@pytest.mark.parametrize(
+    "launch,start",
+    [
+        ("python", "lmcore train run.yaml"),
+        ("torchrun --nproc_per_node=8", "lmcore train run.yaml --nproc-per-node 8"),
+        (
+            "python -m torch.distributed.launch --nproc_per_node 4 --nnodes 1",
+            "lmcore train run.yaml --nproc-per-node 4",
+        ),
+        ("mpiexec -n 24 --ppn 12 python3", "mpiexec -n 24 --ppn 12 lmcore train run.yaml"),
+        ("srun -n 4 python -u", "srun -n 4 lmcore train run.yaml"),
+        (
+            "torchrun --nnodes 4 --nproc_per_node 8",
+            "torchrun --nnodes 4 --nproc_per_node 8 -m lmcore train run.yaml",
+        ),
+        (
+            "srun python -u -m torch.distributed.launch --nnodes 4",
+            "srun torchrun --nnodes 4 -m lmcore train run.yaml",
+        ),
+        (
+            "deepspeed --hostfile hosts --num_nodes 2",
+            'deepspeed --hostfile hosts --num_nodes 2 "$(command -v lmcore)" train run.yaml',
+        ),
+    ],
+)
+def test_the_start_follows_the_launcher(
+    launch: str, start: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A command without a script: its launcher's processes are kept."""
+    flags = "--num-layers 2 --hidden-size 64 --num-attention-heads 2"
+    _, report = migrated(["--", *launch.split(), "pretrain_gpt.py", *flags.split()], capsys)
+    assert f"start it by:  {start}" in report
+
+
+@pytest.mark.parametrize("program,family", [("bert", "bert"), ("t5", "t5"), ("gpt2", "gpt")])
+def test_the_program_names_the_family(
+    program: str, family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`pretrain_bert.py` trains a BERT."""
+    text, _ = migrated(["python", f"pretrain_{program}.py", "--num-layers", "2"], capsys)
+    assert (f"model_family: {family}" in text) == (family != "gpt")
+
+
+@pytest.mark.parametrize(
+    "words,what",
+    [
+        (["none.sh"], "cannot read the script"),
+        ([], "needs a script"),
+        (["--set", "A"], "sets nothing"),
+        (["python", "tools/preprocess_data.py", "--input", "a"], "no command that trains"),
+        (["python", "tasks/main.py", "--task", "RACE"], "no command that trains"),
+        (["python", "pretrain_mamba.py"], "no command that trains"),
+    ],
+)
+def test_what_is_no_training_is_refused(
+    words: list[str], what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other programs are named with the command here."""
+    monkeypatch.chdir(tmp_path)
+    if words[:1] == ["--set"]:
+        words = [script(tmp_path), *words]
+    with pytest.raises(ConfigError, match=what) as caught:
+        run(words)
+    if "preprocess_data" in str(words):
+        assert "lmcore data prepare" in str(caught.value)
+    if "tasks/main.py" in words:
+        assert "lmcore evaluate" in str(caught.value)
+
+
+def test_two_trainings_are_refused(tmp_path: Path) -> None:
+    """A script that trains twice with other flags has no one file of settings."""
+    text = "python pretrain_gpt.py --lr 1\npython pretrain_gpt.py --lr 2\n"
+    with pytest.raises(ConfigError, match="2 times"):
+        run([script(tmp_path, text)])
+
+
+def test_a_wrong_value_leaves_the_rest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The settings are written even if something is left over; what is wrong is named."""
+    text, report = migrated(
+        ["python", "pretrain_gpt.py", "--num-layers", "many", "--hidden-size", "64"], capsys
+    )
+    assert "hidden_size: 64" in text
+    assert "num_layers" not in text
+    assert "wrong value" in report
+
+
+def test_help_needs_no_script(capsys: pytest.CaptureFixture[str]) -> None:
+    """`lmcore migrate --help` prints the options."""
+    assert main(["migrate", "--help"]) == 0
+    assert "--set" in capsys.readouterr().out
