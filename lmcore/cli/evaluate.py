@@ -287,7 +287,7 @@ def _evaluate(
                     *_results(section, loaded, wanted, journal, name, examples, pool)
                 ]
                 if catalogue is not None:
-                    made = _harness_results(section, loaded, catalogue, journal)
+                    made = _harness_results(section, loaded, catalogue, journal, pool)
                     _write_records(examples, name, made)
                     results += made
             found.append((name, results))
@@ -383,7 +383,11 @@ def _catalogue(section: EvaluateSection, plan: ProcessPlan) -> Catalogue | None:
 
 
 def _harness_results(
-    section: EvaluateSection, loaded: LoadedModel, catalogue: Catalogue, journal: Journal | None
+    section: EvaluateSection,
+    loaded: LoadedModel,
+    catalogue: Catalogue,
+    journal: Journal | None,
+    pool: ReplicaPool | None,
 ) -> list[HarnessResult]:
     with ProgressLine(_progress_text) as line:
         return catalogue.evaluate(
@@ -394,6 +398,7 @@ def _harness_results(
             chat=section.apply_chat_template,
             progress=line,
             journal=journal,
+            pool=pool,
         )
 
 

@@ -20,7 +20,7 @@ from lmcore.data.tokenizer.pretrained.special_text import special_encoder
 from lmcore.evaluation.harness.generation_options import read_options
 from lmcore.evaluation.harness.opened import opened_model
 from lmcore.evaluation.journal import requests_key
-from lmcore.evaluation.likelihood import DEFAULT_TOKENS, Likelihoods, Scored
+from lmcore.evaluation.likelihood import DEFAULT_TOKENS, Likelihoods, PassPool, Scored
 from lmcore.evaluation.requests import RequestMaker
 from lmcore.evaluation.run import identity
 from lmcore.generation.chat.template import ChatTemplate
@@ -70,6 +70,7 @@ class HarnessModel(LM):  # type: ignore[misc, unused-ignore]
         path: str | None = None,
         *,
         loaded: LoadedModel | None = None,
+        pool: PassPool | None = None,
         device: str | None = None,
         precision: str | None = None,
         quantization: str | None = None,
@@ -82,6 +83,7 @@ class HarnessModel(LM):  # type: ignore[misc, unused-ignore]
         Args:
             path: Directory of a run, or of a checkpoint in any format.
             loaded: Model that is loaded, in place of *path*.
+            pool: Models that compute the log-likelihoods; None: this one.
             device: As `lmcore evaluate --device`; None, or one with an index, which is
                 lm-eval-harness's default: detected.
             precision: Precision policy; None: the first that the device offers.
@@ -127,7 +129,7 @@ class HarnessModel(LM):  # type: ignore[misc, unused-ignore]
         self.max_gen_toks = max_gen_toks
         self.journal: Journal | None = None
         self.progress: OnRequests = _Bar()
-        self._likelihoods = Likelihoods(loaded, tokens=batch_tokens)
+        self._likelihoods = Likelihoods(loaded, tokens=batch_tokens, pool=pool)
         self.max_length = self._likelihoods.positions
         self._encode = functools.lru_cache(maxsize=64)(_encoder(loaded.tokenizer))
         self._maker = RequestMaker(

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from lmcore.evaluation.journal import Journal
+    from lmcore.evaluation.likelihood import PassPool
     from lmcore.generation.load import LoadedModel
 
 __all__ = ["Catalogue", "HarnessResult"]
@@ -98,6 +99,7 @@ class Catalogue:
         chat: bool = False,
         progress: Callable[[TaskProgress], None] = lambda _progress: None,
         journal: Journal | None = None,
+        pool: PassPool | None = None,
     ) -> list[HarnessResult]:
         """Return a model's results on all tasks.
 
@@ -110,12 +112,13 @@ class Catalogue:
             progress: Called after each pass.
             journal: File of an earlier evaluation that was stopped, whose log-likelihoods are used;
                 None: there is none, and none is written.
+            pool: Models that compute the log-likelihoods; None: this one.
 
         Raises:
             ConfigError: lm-eval-harness fails, such as for a data set that it cannot get.
         """
         begin = time.perf_counter()
-        model = HarnessModel(loaded=loaded, batch_tokens=tokens)
+        model = HarnessModel(loaded=loaded, pool=pool, batch_tokens=tokens)
         model.journal = journal
 
         def report(kind: str, done: int, total: int) -> None:

@@ -149,8 +149,34 @@ class RaceQuestion:
 def _race(path: Path) -> Iterator[Choices]:
     for one in race_questions(path):
         article = " ".join(one.article.split())
+        parts = re.split(r"_+", one.question, maxsplit=1)
+        if len(parts) == 2:
+            yield _sentence(f"Article: {article}\n\n", str(parts[0]), str(parts[1]), one)
+            continue
         context = f"Article: {article}\n\nQuestion: {one.question}\nAnswer:"
         yield _question(context, one.options, one.gold, one.row)
+
+
+def _sentence(article: str, before: str, after: str, asked: RaceQuestion) -> Choices:
+    """Return an example whose answers are put in the place of a blank.
+
+    Args:
+        article: The article, as it begins the prompt.
+        before, after: Parts of the sentence before and after the blank.
+        asked: The question.
+    """
+    begin, rest = " ".join(before.split()), " ".join(after.split())
+    # An answer at the end has the mark of its sentence; elsewhere the sentence goes on after it.
+    ends = not rest.strip(".?!_ ")
+    answers = [one if ends else f"{one.rstrip('. ')}{_joined(rest)}" for one in asked.options]
+    if begin:
+        return _question(article + begin, answers, asked.gold, asked.row)
+    return Choices((article,), tuple(answers), asked.row.chosen(asked.gold, answers))
+
+
+def _joined(rest: str) -> str:
+    """Return the rest of a sentence with the space before it, if it does not begin with a mark."""
+    return rest if rest[:1] in ",.;:?!'" else f" {rest}"
 
 
 def race_questions(path: Path) -> Iterator[RaceQuestion]:

@@ -108,6 +108,30 @@ def test_questions_of_an_article(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    "question,context,answers",
+    [
+        ("Ice melts in the  _  .", "Ice melts in the", (" sun.", " dark.")),
+        ("Ice melts in the _", "Ice melts in the", (" sun.", " dark.")),
+        ("In the ____ ice melts.", "In the", (" sun ice melts.", " dark ice melts.")),
+        ("In the _ , ice melts.", "In the", (" sun, ice melts.", " dark, ice melts.")),
+        ("_ melts ice.", "", ("sun melts ice.", "dark melts ice.")),
+    ],
+)
+def test_a_sentence_with_a_blank(
+    tmp_path: Path, question: str, context: str, answers: tuple[str, ...]
+) -> None:
+    """Answers are in the place of the blank, as in the earlier questions of lm-eval-harness."""
+    row = {
+        "article": "Ice.",
+        "questions": [question],
+        "options": [["sun.", "dark."]],
+        "answers": ["B"],
+    }
+    found = read("race", written(tmp_path / "1.txt", [row]))
+    assert found == [Choices((f"Article: Ice.\n\n{context}",), answers, 1)]
+
+
 def test_articles_of_wikitext(tmp_path: Path) -> None:
     path = tmp_path / "wiki.test.tokens"
     path.write_text(
