@@ -5,6 +5,7 @@
 Both read the same files and the same model, in float32, with the prompts that each has.  The model
 is a GPT-2 of random weights, written for Hugging Face.  lm-eval-harness's tasks read the files by
 way of copies in the layout of its data sets.  The two run in turns; the first turn is not counted.
+Sliding windows are compared with the usual loop of `transformers`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import importlib.util
 import itertools
 import json
+import math
 import os
 import statistics
 import sys
@@ -134,6 +136,53 @@ def loaded_model(path: str) -> Iterator[Any]:
         yield load_model(Path(path), runtime, rows=BLOCK)
 
 
+def measure_sliding(asked: argparse.Namespace, path: Path, stride: int) -> tuple[Any, ...]:
+    """Return the seconds and the perplexity of lmcore, then of the usual loop of `transformers`.
+
+    Both score the same windows of a text: the loop one at a time, with the logits of all tokens.
+    """
+    import torch
+    import transformers
+
+    from lmcore.evaluation.run import Evaluation
+    from lmcore.evaluation.tasks import TASKS
+
+    (task,) = (one for one in TASKS if one.name == "wikitext103_stream")
+    with loaded_model(asked.model) as loaded:
+        positions = loaded.model.shape.max_position_embeddings
+        begin = time.perf_counter()
+        # The last token of a window of the loop is a target alone.
+        evaluation = Evaluation(
+            loaded, tokens=asked.batch_tokens, stride=stride, length=positions - 1
+        )
+        result = evaluation.score(evaluation.ask(task, [path]))
+        own = time.perf_counter() - begin
+        (example,) = task.examples(path)
+        tokens = torch.tensor([loaded.tokenizer.encode(example.text)])
+    model = transformers.AutoModelForCausalLM.from_pretrained(asked.model).float().eval()
+    total, count, before, begin = 0.0, 0, 0, time.perf_counter()
+    for start in range(0, tokens.shape[1], stride):
+        end = min(start + positions, tokens.shape[1])
+        targets = tokens[:, start:end].clone()
+        targets[:, : before - end] = -100
+        with torch.inference_mode():
+            loss = model(tokens[:, start:end], labels=targets).loss.item()
+        number = int((targets[:, 1:] != -100).sum())
+        total, count, before = total + loss * number, count + number, end
+        if end == tokens.shape[1]:
+            break
+    value = result.metrics["token_perplexity"].value
+    return own, value, time.perf_counter() - begin, math.exp(total / count)
+
+
+def _print_sliding(turns: Sequence[tuple[Any, ...]]) -> None:
+    """Print the times and the perplexities of sliding windows."""
+    own, other = (statistics.median(turn[place] for turn in turns) for place in (0, 2))
+    print(f"sliding windows, lmcore: {own:.2f} s, perplexity {turns[0][1]:.8g}")
+    print(f"sliding windows, transformers: {other:.2f} s, {other / own:.2f} times lmcore's")
+    print(f"sliding windows, perplexity of transformers: {turns[0][3]:.8g}")
+
+
 def difference(records: Sequence[Any], samples: Sequence[Any]) -> float:
     """Return the largest difference of a log-likelihood, of all requests of a task."""
     worst = 0.0
@@ -202,6 +251,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=200, help="examples of each task")
     parser.add_argument("--batch", type=int, default=16, help="requests of a pass of the other")
     parser.add_argument("--batch-tokens", type=int, default=2048)
+    parser.add_argument("--stride", type=int, default=128, help="of sliding windows")
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--hidden", type=int, default=768)
     parser.add_argument("--turns", type=int, default=3)
@@ -233,8 +283,17 @@ def main() -> None:
             (measure_lmcore(asked, tasks), measure_peer(asked, configs) if has_peer else {})
             for _ in range(asked.turns + (not asked.toy))
         ]
+        sliding = []
+        if importlib.util.find_spec("transformers") is None:
+            print("transformers: left out, not installed")
+        else:
+            text = folder / "sliding.txt"
+            text.write_text(" It is not the last word of a long text .\n" * (10 * asked.limit))
+            sliding = [measure_sliding(asked, text, asked.stride) for _ in turns]
     for task, _ in tasks:
         _print_task(task.name, turns[1:] or turns)
+    if sliding:
+        _print_sliding(sliding[1:] or sliding)
 
 
 def _print_task(name: str, turns: Sequence[Any]) -> None:

@@ -131,6 +131,25 @@ def test_a_task_is_learned(tuned: tuple[Path, Call]) -> None:
     assert "all files" in call.out
 
 
+@pytest.mark.full
+def test_the_command_line_of_megatron(bert: Any, glue: Path, tmp_path: Path) -> None:
+    """The arguments of its `tasks/main.py` train and score a head as they are."""
+    valid = f"{glue}/MNLI/dev_matched.tsv {glue}/MNLI/dev_mismatched.tsv"
+    words = (
+        f"--task MNLI --seq-length 16 --train-data {glue}/MNLI/train.tsv --valid-data {valid} "
+        f"--pretrained-checkpoint {bert.directory} --activations-checkpoint-method uniform "
+        f"--save-interval 10000 --save {tmp_path / 'mnli'} --log-interval 100 --eval-interval 12 "
+        "--eval-iters 10 --weight-decay 1.0e-1 --epochs 1 --micro-batch-size 8 --lr 5.0e-5 "
+        "--lr-warmup-fraction 0.065 --device cpu"
+    )
+    call = evaluate(words.split())
+    assert call.status == 0, call.err
+    report = json.loads((tmp_path / "mnli/results.json").read_text())
+    (one,) = report["seeds"].values()
+    assert one["valid"]["files"].keys() == {"dev_matched.tsv", "dev_mismatched.tsv"}
+    assert "`--save-interval 10000` changes nothing here" in call.err
+
+
 def test_a_trained_head_is_scored(
     tuned: tuple[Path, Call], glue: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,6 +8,7 @@ the flags of its training follow after `--`.
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Collection, Iterable, Sequence
 
 from lmcore.base.errors import ConfigError
@@ -15,6 +16,8 @@ from lmcore.config.foreign.generate import GivenModel, run_flags, without_effect
 from lmcore.config.options.flags import ForeignFlag, Translation, UnsupportedFlagError
 
 __all__ = ["evaluate_flags", "upstream_arguments"]
+
+logger = logging.getLogger(__name__)
 
 _LANGUAGE = {"WIKITEXT103": "wikitext103_stream", "LAMBADA": "lambada"}
 _TUNED = {"RACE": "race", "MNLI": "mnli", "QQP": "qqp"}
@@ -36,9 +39,11 @@ _OF_QUESTIONS = {
 _OF_COMMAND = (
     *("--train-data", "--valid-data", "--save", "--epochs", "--micro-batch-size", "--lr"),
     *("--lr-warmup-fraction", "--seq-length", "--eval-interval", "--tokenizer-type"),
-    *("--vocab-file", "--merge-file", "--tokenizer-model", "--device"),
+    *("--vocab-file", "--merge-file", "--tokenizer-model", "--device", "--global-batch-size"),
 )
 """Flags of `lmcore evaluate --finetune`; all others are flags of training."""
+_SET = ("--save-interval", "--keep-last")
+"""Flags of training that `lmcore evaluate --finetune` sets."""
 _Group = tuple[str, tuple[str, ...]]
 
 
@@ -138,7 +143,14 @@ def _tuned(name: str, checkpoints: Sequence[str], groups: Sequence[_Group]) -> l
     begins = given.get("--pretrained-checkpoint", ()) or given.get("--load", ())
     made = [*checkpoints, *begins, "--task", _TUNED[name], "--finetune"]
     made += _words(one for one in groups if one[0] in _OF_COMMAND)
-    left_out = {"--task", "--pretrained-checkpoint", "--load", "--keep-last", *_OF_COMMAND}
+    left_out = {"--task", "--pretrained-checkpoint", "--load", "--seed", *_SET, *_OF_COMMAND}
+    if seed := given.get("--seed"):
+        made += ["--seeds", *seed]
+    if set_here := _words(one for one in groups if one[0] in _SET):
+        logger.info(
+            "`%s` changes nothing here: each validation is saved, and the best one is kept",
+            " ".join(set_here),
+        )
     training = _words(one for one in groups if one[0] not in left_out)
     return [*made, *(["--", *training] if training else [])]
 

@@ -57,7 +57,7 @@ def test_a_task_that_is_fine_tuned() -> None:
         "--valid-data race/dev/middle race/dev/high --save out --eval-interval 1000 "
         "--tokenizer-type BertWordPieceLowerCase --epochs 3 --micro-batch-size 4 --lr 1.0e-5 "
         "--lr-warmup-fraction 0.06 -- --num-layers 24 --fp16 --activations-checkpoint-method "
-        "uniform --save-interval 10000 --log-interval 100 --eval-iters 10 --weight-decay 1.0e-1"
+        "uniform --log-interval 100 --eval-iters 10 --weight-decay 1.0e-1"
     )
     assert upstream_arguments(RACE.replace("RACE", "QQP").split())[2] == "qqp"
 
