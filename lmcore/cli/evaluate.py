@@ -7,6 +7,8 @@ import importlib.util
 import json
 import logging
 import math
+import signal
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from lmcore.base.bounded_file import read_bounded_file
 from lmcore.base.durable import write_atomically
-from lmcore.base.errors import ConfigError, MissingPackageError, printable
+from lmcore.base.errors import CheckpointError, ConfigError, MissingPackageError, printable
 from lmcore.cli.evaluate_section import EvaluateSection
 from lmcore.cli.loading import (
     ProcessPlan,
@@ -64,6 +66,7 @@ The scores are defined in docs/reference/tasks.md.  `--list` lists the tasks and
   lmcore evaluate runs/bert --task mnli --finetune --task-data glue --save runs/mnli
   lmcore evaluate runs/mnli/best --task mnli --task-data glue"""
 _TEXT = "text"
+_INTERRUPTED = 128 + signal.SIGINT
 _MAX_RESULTS = 1 << 24
 """Most bytes of a file of results, far above what there are."""
 
@@ -100,7 +103,6 @@ def run(argv: list[str]) -> int:
         raise ConfigError("`--output` and `--examples` name the same file", hint="give two files")
     checkpoints = [require_checkpoint(Path(one), section.ckpt_step) for one in section.checkpoints]
     plan = plan_processes(section, plugins, replicas=True)
-
     if section.output is not None and not plan.rank.rank:
         _check_results(Path(section.output))
 
@@ -108,22 +110,19 @@ def run(argv: list[str]) -> int:
         _evaluate(section, checkpoints, wanted, plan, plugins, settings, model)
 
     with _explained(section):
-        return run_planned(["evaluate", *argv], plan, plugins, work)
+        status = run_planned(["evaluate", *argv], plan, plugins, work)
+    if plan.starts_processes and status == _INTERRUPTED:
+        sys.stderr.write(f"\n{_kept(section)}\n")  # below the launcher's line
+    return status
 
 
 @contextmanager
 def _explained(section: EvaluateSection) -> Iterator[None]:
     """Say at Ctrl-C what is kept, and of a model that predicts no text that it is not scored."""
-    from lmcore.base.errors import CheckpointError
-
     try:
         yield
     except KeyboardInterrupt as interrupt:
-        interrupt.add_note(
-            "nothing is kept; with `--output FILE` the same command continues"
-            if section.output is None
-            else f"the same command continues, with the results in `{section.output}.part`"
-        )
+        interrupt.add_note(_kept(section))
         raise
     except CheckpointError as error:
         from lmcore.generation.load import NoTextError
@@ -136,6 +135,13 @@ def _explained(section: EvaluateSection) -> Iterator[None]:
             hint="give a GPT or Llama model: the tasks ask for the probability of each token after "
             "the tokens before it",
         ) from None
+
+
+def _kept(section: EvaluateSection) -> str:
+    """Return what an interrupted evaluation keeps."""
+    if section.output is None:
+        return "nothing is kept; with `--output FILE` the same command continues"
+    return f"the same command continues, with the results in `{section.output}.part`"
 
 
 def _check_results(path: Path) -> None:
