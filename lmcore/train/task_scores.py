@@ -25,7 +25,6 @@ from lmcore.base.errors import RunError
 from lmcore.evaluation.requests import RequestMaker
 from lmcore.evaluation.run import AskedTask, TaskResult, ask
 from lmcore.evaluation.score import LogLikelihood
-from lmcore.families.gpt.model import GPT
 from lmcore.parallel.scalar_collectives import all_reduce_exact, all_reduce_scalars
 from lmcore.train.compilation import compiles_blocks
 from lmcore.train.diagnose.non_finite import HINT, NonFiniteError
@@ -132,7 +131,7 @@ class TaskEvaluator:
         """
         self._state, self._tasks, self._plan, self._runtime = state, tasks, plan, runtime
         self._vocab_size, self._exits = tokenizer.vocab_size, exits
-        if tasks and (not isinstance(state.model, GPT) or not state.model.causal):
+        if tasks and not state.model.causal:  # of others the settings refuse it
             raise RunError(
                 f"`--eval-tasks` cannot score {state.model.family.name} models",
                 why="the tasks ask for the probability of each token after those before it",
