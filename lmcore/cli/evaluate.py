@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import json
 import logging
-import math
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,6 +28,8 @@ from lmcore.cli.selection import find_plugins
 from lmcore.cli.text.progress import ProgressLine
 from lmcore.cli.text.sample_output import check_output_file, open_output_file
 from lmcore.cli.tuned.dispatch import evaluate_head, split_training
+from lmcore.cli.tuned.report import aligned, metrics_record
+from lmcore.cli.tuned.retrieval import NQ, RELEASE, SUMMARY, TOPS
 from lmcore.config.foreign.evaluate import evaluate_flags, upstream_arguments
 from lmcore.config.foreign.generate import GivenModel
 from lmcore.config.option import options_of
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from lmcore.evaluation.plugin_tasks import KnownTasks
     from lmcore.evaluation.replicas import ReplicaPool
     from lmcore.evaluation.run import TaskProgress, TaskResult
-    from lmcore.evaluation.score import Metric
     from lmcore.evaluation.task import Task
     from lmcore.generation.load import LoadedModel
     from lmcore.plugin import PluginSet
@@ -179,6 +178,8 @@ def _list(asked: Sequence[str], known: KnownTasks) -> None:
             print(f"{'':<16}from {brought[task.name]}")
     if asked:
         return
+    print(f"{NQ:<16}{SUMMARY}")
+    print(f"{'':<16}{', '.join(f'top{one}' for one in TOPS)}; with --index; files: {RELEASE}")
     from lmcore.evaluation.finetune import TUNED
 
     print("\nwith --finetune:\n")
@@ -462,20 +463,12 @@ def _report(found: Sequence[tuple[str, list[Result]]]) -> dict[str, object]:
                 "examples": result.count,
                 "cut_contexts": result.cut,
                 "seconds": round(result.seconds, 3),
-                "metrics": {name: _finite(one) for name, one in result.metrics.items()},
+                "metrics": metrics_record(result.metrics),
                 **result.details(),
             }
             for result in results
         }
         for checkpoint, results in found
-    }
-
-
-def _finite(metric: Metric) -> dict[str, float | None]:
-    """Return the fields of a metric; null, which JSON has, for what is not finite."""
-    return {
-        name: value if value is None or math.isfinite(value) else None
-        for name, value in dataclasses.asdict(metric).items()
     }
 
 
@@ -491,8 +484,4 @@ def _table(found: Sequence[tuple[str, list[Result]]]) -> str:
                 error = "" if one.error is None else f" ± {one.error:.4f}"
                 values.append(f"{one.value:.4f}{error}")
             rows.append([first.name, f"{first.count:,}", name, *values])
-    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    )
+    return aligned(rows)

@@ -41,6 +41,12 @@ class EvaluateSection(FinetuneOptions, LoadingSection):
         "documents are computed, a task for each prefix.",
         metavar="PREFIX",
     )
+    index: str | None = option(
+        None,
+        "Index of `lmcore index build`, whose blocks answer the questions of the task `nq`; the "
+        "checkpoint is its encoder.",
+        metavar="DIR",
+    )
     stride: int | None = option(
         None,
         "Tokens that each window of a long text predicts after the first one; fewer than the "

@@ -161,3 +161,23 @@ def test_held_out_text_is_found(trained: Any, sentences: str, tmp_path: Path, ca
     found = sum(place is not None and place <= 5 for place in places) / len(places)
     chance = 5 / DOCUMENTS
     assert found > 10 * chance, places
+    evaluate = ["evaluate", str(trained.directory), "--task", "nq", "--device", "cpu"]
+    results, lines = tmp_path / "results.json", tmp_path / "examples.jsonl"
+    more = ["--output", str(results), "--examples", str(lines), "--task-data", f"nq={questions}"]
+    assert main([*evaluate, "--index", index, *more]) == 0
+    assert "top20" in capsys.readouterr().out
+    metrics = json.loads(results.read_text())[str(trained.directory)]["nq"]["metrics"]
+    assert metrics["top5"]["value"] == pytest.approx(found)
+    assert metrics["top5"]["error"] == pytest.approx((found * (1 - found) / 39) ** 0.5)
+    own = [json.loads(line)["place"] for line in lines.read_text().splitlines()]
+    assert [place if place and place <= 5 else None for place in own] == places
+    for words, wanted in {
+        "": "needs `--index DIR`",
+        f"--index {index} --text {questions}": "cannot be combined with the task `nq`",
+        f"--index {index} --task-data {tmp_path}": "no file of the task `nq`",
+        f"--index {tmp_path} --task-data {questions}": "no index",
+    }.items():
+        assert main([*evaluate, *words.split()]) != 0
+        assert wanted in capsys.readouterr().err
+    assert main([*evaluate[:2], "--task", "lambada", "--index", index]) != 0
+    assert "needs `--task nq`" in capsys.readouterr().err

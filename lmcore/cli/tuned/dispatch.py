@@ -1,4 +1,4 @@
-"""Choice between an evaluation without training, a fine-tuning, and the scores of a head."""
+"""Choice between an evaluation without training, a fine-tuning, a head's and an index's scores."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from lmcore.base.errors import ConfigError, LmcoreError, suggestion
 from lmcore.cli.finetune_section import ONLY_FINETUNE
 from lmcore.cli.loading import require_checkpoint
+from lmcore.cli.tuned.retrieval import NQ, evaluate_retrieval
 from lmcore.config.option import flag_of, options_of
 
 if TYPE_CHECKING:
@@ -40,9 +41,9 @@ def evaluate_head(
     settings: PluginSettings,
     known: Sequence[Task],
 ) -> int | None:
-    """Train and score a head, or score a trained one; return the exit status.
+    """Train and score a head, score a trained one, or an index; return the exit status.
 
-    None: the command asks for neither.
+    None: the command asks for none of these.
 
     Args:
         section: Options of the command.
@@ -59,18 +60,18 @@ def evaluate_head(
     own = {task.name: task for task in TUNED}
     plain = {task.name for task in known}
     names = [one.strip() for each in section.task for one in each.split(",") if one.strip()]
+    if NQ in names:
+        return evaluate_retrieval(section, plugins, settings)
+    if section.index is not None:
+        raise ConfigError(
+            f"`--index {section.index}` needs `--task {NQ}`",
+            why="other tasks ask for no block of text",
+        )
     if section.finetune:
         from lmcore.cli.tuned.finetune import finetune
 
         return finetune(section, _one(names, own, plain), training, plugins, settings)
-    defaults = {option.name: option for option in options_of(type(section))}
-    for name in ONLY_FINETUNE:
-        if getattr(section, name) != defaults[name].default:
-            raise ConfigError(
-                f"`{flag_of(name)}` needs `--finetune`",
-                why="nothing is trained without it",
-                hint="add `--finetune`, or leave it out",
-            )
+    _require_training(section)
     heads = {one: _head(Path(one)) for one in section.checkpoints}
     trained = [one for one, head in heads.items() if head]
     asked = [name for name in names if name in own]
@@ -110,6 +111,22 @@ def evaluate_head(
     from lmcore.cli.tuned.scores import score_heads
 
     return score_heads(section, [own[name] for name in dict.fromkeys(names)], plugins, settings)
+
+
+def _require_training(section: EvaluateSection) -> None:
+    """Raise for an option of a training that is not asked for.
+
+    Raises:
+        ConfigError: There is one.
+    """
+    defaults = {option.name: option for option in options_of(type(section))}
+    for name in ONLY_FINETUNE:
+        if getattr(section, name) != defaults[name].default:
+            raise ConfigError(
+                f"`{flag_of(name)}` needs `--finetune`",
+                why="nothing is trained without it",
+                hint="add `--finetune`, or leave it out",
+            )
 
 
 def _require_runs(section: EvaluateSection) -> None:

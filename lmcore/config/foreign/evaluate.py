@@ -23,7 +23,7 @@ _LANGUAGE = {"WIKITEXT103": "wikitext103_stream", "LAMBADA": "lambada"}
 _TUNED = {"RACE": "race", "MNLI": "mnli", "QQP": "qqp"}
 _PASSES = ("--micro-batch-size", "--global-batch-size", "--batch-size", "--eval-micro-batch-size")
 _PASS_SIZE = "passes have a fixed size, so that no result depends on it"
-_QUESTIONS = "use `lmcore index search`, which scores a file of questions"
+_QUESTIONS = "use `--task nq --index DIR --task-data FILE`"
 _OF_QUESTIONS = {
     "--faiss-match": "1",
     "--faiss-topk-retrievals": "1",
