@@ -123,7 +123,7 @@ def loaded_model(path: str) -> Iterator[Any]:
     """Load a model on the CPU in float32, as the command does."""
     from lmcore.config.section import AcceleratorSection, Config
     from lmcore.evaluation.passes import BLOCK
-    from lmcore.generation.load import load_model
+    from lmcore.inference.load import load_model
     from lmcore.plugin import discover
     from lmcore.runtime.device_choice import select_device
     from lmcore.runtime.launch.rank import only_process

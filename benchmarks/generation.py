@@ -74,7 +74,7 @@ def lmcore_contender(
     from lmcore.families.build import build_model
     from lmcore.generation.generate import generate
     from lmcore.generation.sampling.options import SamplingOptions
-    from lmcore.generation.weights.fix import fix_weights
+    from lmcore.inference.fix_weights import fix_weights
     from lmcore.model.shape import ModelShape
     from lmcore.runtime.device_choice import choose_device
     from lmcore.runtime.launch.rank import RankInfo
@@ -151,7 +151,7 @@ def lmcore_t5(stack: ExitStack, sizes: Sizes) -> Contender:
     from lmcore.generation.continuous_batch import ContinuousBatch
     from lmcore.generation.request import Request
     from lmcore.generation.sampling.options import SamplingOptions
-    from lmcore.generation.weights.fix import fix_weights
+    from lmcore.inference.fix_weights import fix_weights
     from lmcore.model.shape import ModelShape
     from lmcore.runtime.device_choice import choose_device
     from lmcore.runtime.launch.rank import RankInfo

@@ -76,7 +76,7 @@ def perplexity(model: CausalLM, runtime: Runtime, kind: str | None, held: Tensor
     """Return the perplexity a byte of samples, with the weights as generation has them."""
     import torch
 
-    from lmcore.generation.weights.fix import fix_weights
+    from lmcore.inference.fix_weights import fix_weights
 
     runtime.precision.apply(model)
     execution = fix_weights(model.eval(), runtime, 1, kind)

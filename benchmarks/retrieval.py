@@ -48,8 +48,8 @@ def encoder(stack: ExitStack, layers: int, hidden: int, length: int, vocabulary:
     from lmcore.config.section import AcceleratorSection, Config
     from lmcore.data.tokenizer import build_tokenizer
     from lmcore.families.build import build_model
-    from lmcore.generation.text_model import PLAIN
-    from lmcore.generation.weights.fix import fix_layers
+    from lmcore.inference.fix_weights import fix_layers
+    from lmcore.inference.text_model import PLAIN
     from lmcore.model.shape import ModelShape
     from lmcore.retrieval.encoder import TYPICAL_TOKENS, TextEncoder
     from lmcore.runtime.device_choice import choose_device

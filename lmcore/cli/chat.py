@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from lmcore.generation.chat.conversation import Answer
     from lmcore.generation.chat.template import ChatTemplate
-    from lmcore.generation.load import LoadedModel
     from lmcore.generation.text.sampler import SamplingSettings
+    from lmcore.inference.load import LoadedModel
 
 __all__ = ["chat", "continue_lines", "find_template"]
 

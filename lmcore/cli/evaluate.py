@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from lmcore.evaluation.replicas import ReplicaPool
     from lmcore.evaluation.run import TaskProgress, TaskResult
     from lmcore.evaluation.task import Task
-    from lmcore.generation.load import LoadedModel
+    from lmcore.inference.load import LoadedModel
     from lmcore.plugin import PluginSet
     from lmcore.runtime.runtime import Runtime
 
@@ -124,7 +124,7 @@ def _explained(section: EvaluateSection) -> Iterator[None]:
         interrupt.add_note(_kept(section))
         raise
     except CheckpointError as error:
-        from lmcore.generation.load import NoTextError
+        from lmcore.inference.load import NoTextError
 
         if not isinstance(error, NoTextError):
             raise

@@ -43,8 +43,8 @@ from lmcore.runtime.process.stop_limit import StopLimit
 if TYPE_CHECKING:
     from lmcore.config.plugin_section import PluginSettings
     from lmcore.generation.fill_mask import FilledText
-    from lmcore.generation.load import LoadedModel
     from lmcore.generation.text.sampler import SamplingSettings
+    from lmcore.inference.load import LoadedModel
     from lmcore.plugin import PluginSet
 
 __all__ = ["GenerateSection", "run"]

@@ -26,7 +26,7 @@ from lmcore.runtime.device_choice import prepare_environment, select_device
 
 if TYPE_CHECKING:
     from lmcore.config.plugin_section import PluginSettings
-    from lmcore.generation.load import LoadedModel
+    from lmcore.inference.load import LoadedModel
     from lmcore.model.shape import ModelShape
     from lmcore.plugin import PluginSet, Selection
     from lmcore.runtime.launch.rank import RankInfo
@@ -222,7 +222,7 @@ def run_planned(
             plan.layout.world_size,
             plugins,
             plan.selection,
-            module="lmcore.generation.parallel.start",
+            module="lmcore.inference.parallel.start",
             dialogue=dialogue,
         )
     work()
@@ -301,8 +301,8 @@ def loaded_model(
         CheckpointError, ConfigError, DataError: See `load_model`.
     """
     from lmcore.data.tokenizer.build import registered_types
-    from lmcore.generation.load import load_model
-    from lmcore.generation.parallel.start import parallel_model
+    from lmcore.inference.load import load_model
+    from lmcore.inference.parallel.start import parallel_model
 
     choice, extra = section.tokenizer_choice(), registered_types(plugins)
     if plan.layout.tensor * plan.layout.pipeline == 1:

@@ -34,10 +34,10 @@ from lmcore.evaluation.passes import (
     SharedPass,
 )
 from lmcore.evaluation.score import LogLikelihood
-from lmcore.generation.text_model import BranchingCache, SourceCache, compute_dtype
+from lmcore.inference.text_model import BranchingCache, SourceCache, compute_dtype
 
 if TYPE_CHECKING:
-    from lmcore.generation.load import LoadedModel
+    from lmcore.inference.load import LoadedModel
 
 __all__ = ["DEFAULT_TOKENS", "Likelihoods", "PassPool", "Scored"]
 

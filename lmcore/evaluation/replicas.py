@@ -17,7 +17,7 @@ from lmcore.evaluation.score import LogLikelihood
 
 if TYPE_CHECKING:
     from lmcore.config.derived.layout import ParallelLayout
-    from lmcore.generation.load import LoadedModel
+    from lmcore.inference.load import LoadedModel
     from lmcore.runtime.process.rendezvous import Rendezvous
 
 __all__ = ["ReplicaPool", "first_ranks", "replica_pool"]

@@ -21,7 +21,7 @@ from lmcore.evaluation.task import Choices, Example, Streamed, Task, Tokens
 from lmcore.evaluation.texts import score_texts
 
 if TYPE_CHECKING:
-    from lmcore.generation.load import LoadedModel
+    from lmcore.inference.load import LoadedModel
 
 __all__ = [
     "AskedTask",

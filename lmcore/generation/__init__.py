@@ -1,1 +1,1 @@
-"""Text generation: load a trained model, sample tokens with a key-value cache, decode them."""
+"""Text generation: sample tokens of a loaded model with a key-value cache, decode them."""

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from lmcore.generation.next_token import not_finite
-from lmcore.generation.text_model import PLAIN, Execution, compute_dtype, set_source
+from lmcore.inference.text_model import PLAIN, Execution, compute_dtype, set_source
 
 if TYPE_CHECKING:
-    from lmcore.generation.text_model import TextCache, TextModel
+    from lmcore.inference.text_model import TextCache, TextModel
 
 __all__ = ["Beam", "BeamSearch", "beam_search"]
 

@@ -20,10 +20,10 @@ from torch import Tensor
 from lmcore.generation.next_token import extend, probabilities
 from lmcore.generation.request import Continuation, Request
 from lmcore.generation.sampling.logits import new_generator
-from lmcore.generation.text_model import PLAIN, Execution, compute_dtype, set_source
+from lmcore.inference.text_model import PLAIN, Execution, compute_dtype, set_source
 
 if TYPE_CHECKING:
-    from lmcore.generation.text_model import TextCache, TextModel
+    from lmcore.inference.text_model import TextCache, TextModel
 
 __all__ = ["ContinuousBatch"]
 

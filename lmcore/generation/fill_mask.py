@@ -20,8 +20,8 @@ from lmcore.data.tokenizer import special_ids
 from lmcore.data.tokenizer.pretrained.special_text import special_encoder
 from lmcore.families.build import create_model, op_binding
 from lmcore.families.protocol import CausalLM, MaskedLM
-from lmcore.generation.load import allocate, headed, open_checkpoint
-from lmcore.generation.text_model import Execution
+from lmcore.inference.load import allocate, headed, open_checkpoint
+from lmcore.inference.text_model import Execution
 from lmcore.model.family import family_of
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from lmcore.generation.next_token import extend
 from lmcore.generation.request import Continuation, Request
 from lmcore.generation.sampling.logits import new_generator
 from lmcore.generation.sampling.options import SamplingOptions
-from lmcore.generation.text_model import PLAIN, Execution, TextModel
+from lmcore.inference.text_model import PLAIN, Execution, TextModel
 
 if TYPE_CHECKING:
     from lmcore.families.protocol import CausalLM

@@ -21,7 +21,7 @@ from lmcore.conversion.loading.checkpoint_tokenizer import NO_CHOICE
 from lmcore.families.bert.model import Bert
 from lmcore.families.ict.model import Biencoder
 from lmcore.families.ict.samples import text_vocabulary
-from lmcore.generation.weights.fix import fix_layers
+from lmcore.inference.fix_weights import fix_layers
 from lmcore.model.family import family_of
 from lmcore.retrieval.encoder import (
     TYPICAL_TOKENS,
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from lmcore.config.tokenizer import TokenizerSettings
     from lmcore.data.tokenizer import Tokenizer, TokenizerFactory
-    from lmcore.generation.text_model import Execution
+    from lmcore.inference.text_model import Execution
     from lmcore.model.shape import ModelShape
     from lmcore.runtime.runtime import Runtime
 

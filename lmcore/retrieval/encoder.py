@@ -19,9 +19,9 @@ from lmcore.conversion.loading.checkpoint_tokenizer import NO_CHOICE
 from lmcore.families.build import create_model, op_binding
 from lmcore.families.ict.model import Biencoder
 from lmcore.families.ict.samples import text_vocabulary
-from lmcore.generation.load import allocate, open_checkpoint
-from lmcore.generation.text_model import Execution
-from lmcore.generation.weights.fix import fix_layers
+from lmcore.inference.fix_weights import fix_layers
+from lmcore.inference.load import allocate, open_checkpoint
+from lmcore.inference.text_model import Execution
 from lmcore.model.family import family_of
 
 if TYPE_CHECKING:

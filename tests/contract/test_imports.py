@@ -30,6 +30,7 @@ LAYERS = [
     ["library", "train", "retrieval"],
     ["evaluation"],
     ["generation"],
+    ["inference"],
     ["conversion"],
     ["checkpoint"],
     ["optim", "parallel"],

@@ -19,10 +19,10 @@ from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.generation.beam import beam_search
 from lmcore.generation.continuous_batch import ContinuousBatch
 from lmcore.generation.generate import recompute
-from lmcore.generation.load import LoadedModel, load_model
-from lmcore.generation.parallel.start import parallel_model
 from lmcore.generation.request import Request
 from lmcore.generation.sampling.options import SamplingOptions
+from lmcore.inference.load import LoadedModel, load_model
+from lmcore.inference.parallel.start import parallel_model
 from lmcore.plugin import Selection, discover
 from lmcore.plugin.selection import HANDED_DOWN
 from lmcore.runtime.launch.rank import rank_info

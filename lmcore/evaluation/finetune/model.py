@@ -24,8 +24,8 @@ from lmcore.families.build import create_model, op_binding
 from lmcore.families.heads.family import CHOICE, CLASSIFICATION
 from lmcore.families.heads.model import TaskHead
 from lmcore.families.heads.samples import TaskCollation, pair_format
-from lmcore.generation.load import allocate, open_checkpoint
-from lmcore.generation.text_model import Execution
+from lmcore.inference.load import allocate, open_checkpoint
+from lmcore.inference.text_model import Execution
 from lmcore.model.family import family_of
 
 if TYPE_CHECKING:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from lmcore.data.tokenizer import Tokenizer
     from lmcore.evaluation.journal import Journal
     from lmcore.evaluation.score import LogLikelihood
-    from lmcore.generation.load import LoadedModel
+    from lmcore.inference.load import LoadedModel
 
 __all__ = ["HarnessModel", "OnRequests"]
 

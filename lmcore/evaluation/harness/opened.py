@@ -13,7 +13,7 @@ from lmcore.runtime.device_choice import prepare_environment, select_device
 from lmcore.runtime.launch.rank import only_process
 
 if TYPE_CHECKING:
-    from lmcore.generation.load import LoadedModel
+    from lmcore.inference.load import LoadedModel
 
 __all__ = ["opened_model"]
 
@@ -41,8 +41,8 @@ def opened_model(
     """
     from lmcore.config.section import AcceleratorSection, Config
     from lmcore.data.tokenizer.build import registered_types
-    from lmcore.generation.load import load_model
     from lmcore.generation.options import precision_of
+    from lmcore.inference.load import load_model
     from lmcore.runtime.runtime import start_runtime
 
     plugins, rank = discover(), only_process(os.environ)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from lmcore.evaluation.journal import Journal
     from lmcore.evaluation.likelihood import PassPool
-    from lmcore.generation.load import LoadedModel
+    from lmcore.inference.load import LoadedModel
 
 __all__ = ["Catalogue", "HarnessResult"]
 

@@ -18,8 +18,8 @@ from lmcore.generation.text.prompt import no_source_without_cache, source_and_pr
 from lmcore.generation.text.sample import DEFAULT_TOKENS
 
 if TYPE_CHECKING:
-    from lmcore.generation.load import LoadedModel
     from lmcore.generation.text.sampler import SamplingSettings
+    from lmcore.inference.load import LoadedModel
 
 __all__ = ["Answer", "Answers", "Conversation", "Turn"]
 

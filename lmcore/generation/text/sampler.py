@@ -25,8 +25,8 @@ from lmcore.generation.text.sample import DEFAULT_TOKENS, Output, Sample
 from lmcore.generation.text.stream import continuation
 
 if TYPE_CHECKING:
-    from lmcore.generation.load import LoadedModel
     from lmcore.generation.text.neighbors import TextNeighbors
+    from lmcore.inference.load import LoadedModel
 
 __all__ = ["Sampler", "SamplingSettings"]
 

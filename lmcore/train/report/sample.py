@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, TypeGuard
 from lmcore.checkpoint import read_manifest
 from lmcore.families.protocol import CausalLM, Model, SourceLM
 from lmcore.generation.generate import generate
-from lmcore.generation.load import load_weights, weight_bytes
 from lmcore.generation.sampling.options import SamplingOptions
-from lmcore.generation.text_model import Execution
-from lmcore.generation.weights.fix import device_attention
+from lmcore.inference.fix_weights import device_attention
+from lmcore.inference.load import load_weights, weight_bytes
+from lmcore.inference.text_model import Execution
 
 if TYPE_CHECKING:
     from lmcore.config.derived.data_source import Part

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lmcore.contract import ConstantProjection, QuantizedWeight
-from lmcore.generation.weights.fix import quantize
+from lmcore.inference.fix_weights import quantize
 from lmcore_cpu.kernel import quantized_projection as kernel
 from lmcore_cpu.kernel.constant_projection import constant_projection
 from lmcore_cpu.kernel.processor import facts

@@ -27,8 +27,8 @@ from lmcore.data.tokenizer import ByteTokenizer
 from lmcore.data.tokenizer.saved import save_tokenizer
 from lmcore.families.gpt.model import GPT
 from lmcore.families.op_binding import OpBinding
-from lmcore.generation.load import LoadedModel
-from lmcore.generation.text_model import PLAIN
+from lmcore.inference.load import LoadedModel
+from lmcore.inference.text_model import PLAIN
 from lmcore.model.shape import ModelShape
 from lmcore_serve.app import create_app
 from lmcore_serve.served_model import ServedModel

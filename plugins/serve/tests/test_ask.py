@@ -13,7 +13,7 @@ import pytest
 from lmcore.base.errors import ConfigError, RunError
 from lmcore.cli.text.dialogue import Dialogue
 from lmcore.generation.chat.template import ChatTemplate
-from lmcore.generation.load import LoadedModel
+from lmcore.inference.load import LoadedModel
 from lmcore_serve.client import Client, ClientError
 from lmcore_serve.command.ask import AskSection, _Talk
 from lmcore_serve.command.ask import run as ask

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lmcore.generation.load import LoadedModel
+from lmcore.inference.load import LoadedModel
 from lmcore_serve.api.chat import ChatBody
 from lmcore_serve.api.completions import CompletionBody
 from lmcore_serve.api.megatron import GenerateBody

@@ -11,9 +11,9 @@ import pytest
 
 from lmcore.generation.chat.template import ChatTemplate
 from lmcore.generation.generate import recompute
-from lmcore.generation.load import LoadedModel
 from lmcore.generation.request import Request
 from lmcore.generation.sampling.options import SamplingOptions
+from lmcore.inference.load import LoadedModel
 from lmcore_serve.served_model import ServedModel
 
 from .conftest import Server, running_server

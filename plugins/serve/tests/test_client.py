@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from lmcore.base.errors import ConfigError
-from lmcore.generation.load import LoadedModel
+from lmcore.inference.load import LoadedModel
 from lmcore_serve.client import Client, ClientError
 
 from .conftest import Server, running_server

@@ -126,7 +126,7 @@ def test_wrong_flags(
     problem: str,
 ) -> None:
     """Each problem is named before a model is loaded."""
-    monkeypatch.setattr("lmcore.generation.load.load_model", None)
+    monkeypatch.setattr("lmcore.inference.load.load_model", None)
     empty = tmp_path / "empty"
     empty.write_text("# no keys\n\n")
     broken = tmp_path / "broken"

@@ -10,10 +10,10 @@ import pytest
 from suite.selection import peer
 
 from lmcore.generation.generate import recompute
-from lmcore.generation.load import LoadedModel
 from lmcore.generation.request import Request
 from lmcore.generation.sampling.json_schema import JsonConstraint, JsonSchemas
 from lmcore.generation.sampling.options import SamplingOptions
+from lmcore.inference.load import LoadedModel
 from lmcore_serve.served_model import MAX_SCHEMA_BYTES, MAX_SCHEMA_VALUES, ServedModel
 
 from .conftest import Reply, Server, running_server

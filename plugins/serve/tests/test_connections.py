@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-from lmcore.generation.load import LoadedModel
-from lmcore.generation.text_model import Execution
+from lmcore.inference.load import LoadedModel
+from lmcore.inference.text_model import Execution
 from lmcore_serve import server as server_module
 from lmcore_serve.http import connection as connection_module
 from lmcore_serve.http.connection import Acceptor

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from lmcore.generation.load import LoadedModel
+from lmcore.inference.load import LoadedModel
 from lmcore_serve import served_model
 from lmcore_serve import server as server_module
 from lmcore_serve.api import chat, fields

@@ -18,8 +18,8 @@ from lmcore.data.tokenizer import ByteTokenizer
 from lmcore.data.tokenizer.saved import save_tokenizer
 from lmcore.families.op_binding import OpBinding
 from lmcore.families.t5.model import T5Model
-from lmcore.generation.load import LoadedModel
-from lmcore.generation.text_model import PLAIN
+from lmcore.inference.load import LoadedModel
+from lmcore.inference.text_model import PLAIN
 from lmcore.model.shape import ModelShape
 from lmcore_serve.command.ask import run as ask
 from lmcore_serve.command.serve import run as serve

@@ -12,8 +12,8 @@ from contextlib import nullcontext
 
 import pytest
 
-from lmcore.generation.load import LoadedModel
-from lmcore.generation.text_model import Execution
+from lmcore.inference.load import LoadedModel
+from lmcore.inference.text_model import Execution
 from lmcore_serve.state import Limits
 
 from .conftest import Server, running_server

@@ -9,9 +9,9 @@ import pytest
 
 from lmcore.generation.beam import beam_search
 from lmcore.generation.generate import recompute
-from lmcore.generation.load import LoadedModel
 from lmcore.generation.request import Request
 from lmcore.generation.sampling.options import SamplingOptions
+from lmcore.inference.load import LoadedModel
 from lmcore_serve.api.megatron import _NoNewlineAfterColon
 from lmcore_serve.command.serve import ServeSection
 

@@ -16,10 +16,10 @@ from suite.selection import peer
 
 from lmcore.generation.chat.template import ChatTemplate
 from lmcore.generation.generate import recompute
-from lmcore.generation.load import LoadedModel
 from lmcore.generation.request import Request
 from lmcore.generation.sampling.options import SamplingOptions
-from lmcore.generation.text_model import Execution
+from lmcore.inference.load import LoadedModel
+from lmcore.inference.text_model import Execution
 
 from .conftest import Server, running_server
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lmcore.generation.load import LoadedModel
+from lmcore.inference.load import LoadedModel
 
 from .conftest import Server, running_server
 

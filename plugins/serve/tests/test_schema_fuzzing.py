@@ -10,7 +10,7 @@ import pytest
 from suite.selection import peer
 
 from lmcore.generation.chat.template import ChatTemplate
-from lmcore.generation.load import LoadedModel
+from lmcore.inference.load import LoadedModel
 from lmcore_serve.state import Limits
 
 from .conftest import Server, running_server

@@ -16,12 +16,12 @@ import torch
 from lmcore.base.errors import RunError
 from lmcore.generation.beam import BeamSearch, beam_search
 from lmcore.generation.generate import recompute
-from lmcore.generation.load import LoadedModel
-from lmcore.generation.parallel.driver import DividedModel, ProcessesError
 from lmcore.generation.request import Request
 from lmcore.generation.sampling.options import SamplingOptions
 from lmcore.generation.text.completion import Completion
-from lmcore.generation.text_model import Execution
+from lmcore.inference.load import LoadedModel
+from lmcore.inference.parallel.driver import DividedModel, ProcessesError
+from lmcore.inference.text_model import Execution
 from lmcore_serve.served_model import ServedModel
 from lmcore_serve.server import ServerSettings, listen, serve
 from lmcore_serve.service import ClosedError, QueueFullError, Service

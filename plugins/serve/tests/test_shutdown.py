@@ -15,8 +15,8 @@ from unittest.mock import Mock
 import pytest
 import uvicorn
 
-from lmcore.generation.load import LoadedModel
-from lmcore.generation.text_model import Execution
+from lmcore.inference.load import LoadedModel
+from lmcore.inference.text_model import Execution
 from lmcore_serve import server as server_module
 from lmcore_serve.app import create_app
 from lmcore_serve.served_model import ServedModel

@@ -208,7 +208,7 @@ class TestInteractive:
 
 def test_missing_template(byte_run: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file of a template that is missing is named before a model is loaded."""
-    monkeypatch.setattr("lmcore.generation.load.load_model", None)
+    monkeypatch.setattr("lmcore.inference.load.load_model", None)
     with pytest.raises(ConfigError, match="cannot read the chat template `missing`"):
         run(["--load", byte_run, "--chat", "--chat-template", "missing"])
 

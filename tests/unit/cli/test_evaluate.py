@@ -249,7 +249,7 @@ def test_a_masked_model_is_not_scored(
     runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from lmcore.cli import evaluate
-    from lmcore.generation.load import NoTextError
+    from lmcore.inference.load import NoTextError
 
     def refuse(*_arguments: object, **_options: object) -> None:
         raise NoTextError("the BERT model of `a` cannot generate text", why="it fills masks")

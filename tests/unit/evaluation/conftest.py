@@ -11,8 +11,8 @@ from lmcore.contract import OP_SPECS, OpTable
 from lmcore.data.tokenizer import ByteTokenizer
 from lmcore.families.gpt.model import GPT
 from lmcore.families.op_binding import OpBinding
-from lmcore.generation.load import LoadedModel
-from lmcore.generation.text_model import PLAIN
+from lmcore.inference.load import LoadedModel
+from lmcore.inference.text_model import PLAIN
 from lmcore.model.shape import ModelShape
 
 _LEARNED = ModelShape(2, 24, 3, 40, 32, 384, init_method_std=0.3)

@@ -19,7 +19,7 @@ from lmcore.evaluation.passes import Scored
 from lmcore.evaluation.requests import RequestMaker
 from lmcore.evaluation.run import evaluate
 from lmcore.evaluation.task import Text, Tokens
-from lmcore.generation.load import LoadedModel
+from lmcore.inference.load import LoadedModel
 
 TEXTS = ["It is a dog.", "All is well that ends well, and so on and so forth.", "no"]
 

@@ -12,7 +12,7 @@ from lmcore.base.errors import RunError
 from lmcore.evaluation import likelihood
 from lmcore.evaluation.likelihood import Likelihoods, Scored
 from lmcore.evaluation.score import LogLikelihood
-from lmcore.generation.load import LoadedModel
+from lmcore.inference.load import LoadedModel
 
 VOCABULARY = 257
 

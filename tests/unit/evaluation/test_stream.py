@@ -14,7 +14,7 @@ from lmcore.evaluation.requests import windows
 from lmcore.evaluation.run import Evaluation
 from lmcore.evaluation.tasks import TASKS
 from lmcore.evaluation.tasks.language import wikitext_text
-from lmcore.generation.load import LoadedModel
+from lmcore.inference.load import LoadedModel
 
 (TASK,) = (one for one in TASKS if one.name == "wikitext103_stream")
 TEXT = " \n = One = \n \n A well @-@ known one , of 3 @.@ 5 m . It  is long . \n = = Part = = \n"

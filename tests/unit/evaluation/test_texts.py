@@ -23,7 +23,7 @@ from lmcore.evaluation.requests import RequestMaker
 from lmcore.evaluation.score import LogLikelihood
 from lmcore.evaluation.task import Continued, Text, TextFile
 from lmcore.evaluation.texts import TextScores, score_texts
-from lmcore.generation.load import LoadedModel
+from lmcore.inference.load import LoadedModel
 
 Make = Callable[..., LoadedModel]
 

@@ -14,7 +14,7 @@ from lmcore.generation.beam import beam_search
 from lmcore.generation.continuous_batch import ContinuousBatch
 from lmcore.generation.request import Request
 from lmcore.generation.sampling.options import SamplingOptions
-from lmcore.generation.text_model import SourceCache
+from lmcore.inference.text_model import SourceCache
 from lmcore.model.shape import ModelShape
 
 VOCABULARY = 23

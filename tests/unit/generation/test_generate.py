@@ -20,7 +20,7 @@ from lmcore.generation.generate import (
 )
 from lmcore.generation.request import Request
 from lmcore.generation.sampling.options import SamplingOptions
-from lmcore.generation.text_model import Execution
+from lmcore.inference.text_model import Execution
 
 GREEDY = SamplingOptions(greedy=True)
 PROMPTS = [[5, 99, 17], [200, 3, 44, 8, 8, 61, 250], [7], [1, 2, 3]]

@@ -17,7 +17,7 @@ from lmcore.contract import OP_SPECS, OpTable
 from lmcore.data.tokenizer import build_tokenizer
 from lmcore.families.bert.model import Bert
 from lmcore.families.op_binding import OpBinding
-from lmcore.generation.text_model import PLAIN
+from lmcore.inference.text_model import PLAIN
 from lmcore.model.shape import ModelShape
 from lmcore.retrieval.chunk_encoder import (
     IctChunks,

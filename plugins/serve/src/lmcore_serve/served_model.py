@@ -21,7 +21,7 @@ from lmcore.generation.text.prompt import source_and_prompt
 from lmcore_serve.errors import ApiError
 
 if TYPE_CHECKING:
-    from lmcore.generation.load import LoadedModel
+    from lmcore.inference.load import LoadedModel
     from lmcore_serve.service import Service
 
 __all__ = ["LONG_TOKEN", "MAX_SCHEMA_BYTES", "MAX_SCHEMA_VALUES", "Begin", "ServedModel"]

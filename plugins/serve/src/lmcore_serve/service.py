@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING
 from lmcore.base.errors import LmcoreError
 from lmcore.generation.beam import BeamSearch
 from lmcore.generation.continuous_batch import ContinuousBatch
-from lmcore.generation.parallel.driver import DividedModel, ProcessesError
 from lmcore.generation.request import Continuation, Request
+from lmcore.inference.parallel.driver import DividedModel, ProcessesError
 from lmcore_serve.work import BeamRequest, EndReason, Update, Work
 
 if TYPE_CHECKING:
-    from lmcore.generation.load import LoadedModel
+    from lmcore.inference.load import LoadedModel
 
 __all__ = ["ClosedError", "QueueFullError", "Service", "Statistics"]
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lmcore.base.errors import LmcoreError, counted
-from lmcore.generation.parallel.driver import ProcessesError
 from lmcore.generation.request import Request, TokenProbability
 from lmcore.generation.sampling.json_schema import JsonSchemaError
 from lmcore.generation.text.completion import Completion
+from lmcore.inference.parallel.driver import ProcessesError
 from lmcore_serve.errors import ApiError
 from lmcore_serve.service import ClosedError, QueueFullError
 from lmcore_serve.work import BeamRequest, EndReason, Update, Work

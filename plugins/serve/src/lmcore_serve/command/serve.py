@@ -32,7 +32,7 @@ from lmcore_serve.key_file import read_keys
 if TYPE_CHECKING:
     from lmcore.config.plugin_section import PluginSettings
     from lmcore.generation.chat.template import ChatTemplate
-    from lmcore.generation.load import LoadedModel
+    from lmcore.inference.load import LoadedModel
     from lmcore.plugin import PluginSet
     from lmcore.runtime.runtime import Runtime
     from lmcore_serve.served_model import ServedModel

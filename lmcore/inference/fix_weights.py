@@ -25,7 +25,7 @@ from lmcore.families.layers.cross_attention import CrossAttention
 from lmcore.families.layers.projection import Embedding, Linear
 from lmcore.families.layers.transformer import Attention, FeedForward
 from lmcore.families.protocol import SourceLM
-from lmcore.generation.text_model import Execution
+from lmcore.inference.text_model import Execution
 
 if TYPE_CHECKING:
     from lmcore.contract.device import Device

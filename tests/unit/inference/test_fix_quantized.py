@@ -25,8 +25,8 @@ from lmcore.generation.continuous_batch import ContinuousBatch
 from lmcore.generation.options import QUANTIZATIONS, precision_of
 from lmcore.generation.request import Continuation, Request
 from lmcore.generation.sampling.options import SamplingOptions
-from lmcore.generation.text_model import Execution
-from lmcore.generation.weights.fix import GROUP, expanded_projection, fix_weights, quantize
+from lmcore.inference.fix_weights import GROUP, expanded_projection, fix_weights, quantize
+from lmcore.inference.text_model import Execution
 from lmcore.model.shape import ModelShape
 from lmcore.plugin import discover, select
 from lmcore.runtime.launch.rank import RankInfo

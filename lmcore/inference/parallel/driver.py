@@ -20,8 +20,8 @@ from torch import Tensor
 from lmcore.base.errors import RunError, counted
 from lmcore.base.signals import deferred_signals
 from lmcore.contract.device_errors import first_line
-from lmcore.generation.parallel.messages import Call, MessageChannel
-from lmcore.generation.parallel.part import DTYPES, PartRunner
+from lmcore.inference.parallel.messages import Call, MessageChannel
+from lmcore.inference.parallel.part import DTYPES, PartRunner
 
 if TYPE_CHECKING:
     from lmcore.model.shape import ModelShape

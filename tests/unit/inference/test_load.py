@@ -17,7 +17,7 @@ from lmcore.data.tokenizer import ByteTokenizer
 from lmcore.data.tokenizer.bpe_files import byte_alphabet
 from lmcore.families.build import op_binding
 from lmcore.families.gpt.model import GPT
-from lmcore.generation.load import LoadedModel, load_model, load_weights
+from lmcore.inference.load import LoadedModel, load_model, load_weights
 from lmcore.model.shape import ModelShape
 from lmcore.runtime.runtime import Runtime
 

@@ -28,12 +28,12 @@ from lmcore.data.tokenizer import Tokenizer, TokenizerFactory
 from lmcore.families.build import create_model, op_binding
 from lmcore.families.protocol import CausalLM, MaskedLM, Model
 from lmcore.families.saved_shape import read_shape
-from lmcore.generation.weights.fix import fix_weights
+from lmcore.inference.fix_weights import fix_weights
 from lmcore.model.family import family_of
 from lmcore.model.shape import ModelPart, ModelShape
 
 if TYPE_CHECKING:
-    from lmcore.generation.text_model import Execution, TextModel
+    from lmcore.inference.text_model import Execution, TextModel
     from lmcore.runtime.runtime import Runtime
 
 __all__ = [

@@ -15,8 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lmcore.generation.parallel.driver import DividedModel, ProcessesError
-from lmcore.generation.parallel.messages import Call
+from lmcore.inference.parallel.driver import DividedModel, ProcessesError
+from lmcore.inference.parallel.messages import Call
 from lmcore.model.shape import ModelShape
 
 SHAPE = ModelShape(1, 4, 1, 8, 16, 10)

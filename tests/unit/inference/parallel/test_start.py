@@ -11,9 +11,9 @@ import pytest
 
 from lmcore.base.errors import ConfigError
 from lmcore.config.derived.layout import ParallelLayout
-from lmcore.generation.parallel.messages import Call
-from lmcore.generation.parallel.start import _make_calls, divided_shape
-from lmcore.generation.text_model import Execution
+from lmcore.inference.parallel.messages import Call
+from lmcore.inference.parallel.start import _make_calls, divided_shape
+from lmcore.inference.text_model import Execution
 from lmcore.model.shape import ModelShape
 
 

@@ -20,8 +20,8 @@ from lmcore.families.op_binding import OpBinding
 from lmcore.generation.continuous_batch import ContinuousBatch
 from lmcore.generation.request import Continuation, Request
 from lmcore.generation.sampling.options import SamplingOptions
-from lmcore.generation.text_model import Execution, compute_dtype
-from lmcore.generation.weights.fix import fix_weights
+from lmcore.inference.fix_weights import fix_weights
+from lmcore.inference.text_model import Execution, compute_dtype
 from lmcore.model.shape import ModelShape
 from lmcore.plugin import discover, select
 from lmcore.runtime.launch.rank import RankInfo

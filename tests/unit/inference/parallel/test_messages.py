@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lmcore.generation.parallel.messages import Call, MessageChannel
+from lmcore.inference.parallel.messages import Call, MessageChannel
 
 
 class Wire(MessageChannel):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, distributed
 
-from lmcore.generation.parallel.messages import Call
+from lmcore.inference.parallel.messages import Call
 from lmcore.parallel.collectives import gather_into
 
 if TYPE_CHECKING:

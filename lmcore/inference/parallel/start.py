@@ -16,12 +16,12 @@ from lmcore.checkpoint.load import load_checkpoint
 from lmcore.config.derived.layout import ParallelLayout
 from lmcore.conversion.native.manifest import WEIGHT_PREFIX
 from lmcore.conversion.native.read import LmcoreState
-from lmcore.generation.load import LoadedModel, allocate, described_model, open_checkpoint
-from lmcore.generation.parallel.driver import DividedModel
-from lmcore.generation.parallel.messages import MessageChannel
-from lmcore.generation.parallel.part import PartRunner
-from lmcore.generation.text_model import Execution
-from lmcore.generation.weights.fix import fix_weights
+from lmcore.inference.fix_weights import fix_weights
+from lmcore.inference.load import LoadedModel, allocate, described_model, open_checkpoint
+from lmcore.inference.parallel.driver import DividedModel
+from lmcore.inference.parallel.messages import MessageChannel
+from lmcore.inference.parallel.part import PartRunner
+from lmcore.inference.text_model import Execution
 from lmcore.model.family import answers_prompts, family_of, stacks_of
 from lmcore.parallel import tensor_parallel
 from lmcore.parallel.mesh import ParallelMesh

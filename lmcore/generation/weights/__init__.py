@@ -1,1 +1,0 @@
-"""Weights that do not change any more: cast, packed, quantized."""
