@@ -131,23 +131,59 @@ def test_a_task_is_learned(tuned: tuple[Path, Call]) -> None:
     assert "all files" in call.out
 
 
+PUBLISHED = {
+    # Megatron's README, but for paths, sizes of the model, and the length of the runs.
+    "RACE": (
+        "--task RACE {common} --train-data {data}/train/middle --valid-data {data}/dev/middle "
+        "{data}/dev/high {extension} --epochs 3 --micro-batch-size 4 --lr 1.0e-5 "
+        "--lr-warmup-fraction 0.06"
+    ),
+    "MNLI": (
+        "--task MNLI {common} --train-data {data}/train.tsv --valid-data {data}/dev_matched.tsv "
+        "{data}/dev_mismatched.tsv {extension} --epochs 5 --micro-batch-size 8 --lr 5.0e-5 "
+        "--lr-warmup-fraction 0.065"
+    ),
+}
+EXTENSION = (
+    "--pretrained-checkpoint {bert} --activations-checkpoint-method uniform --save-interval 10000 "
+    "--save {save} --log-interval 100 --eval-interval 1000 --eval-iters 10 "
+    "--weight-decay 1.0e-1 --tokenizer-type BertWordPieceLowerCase"
+)
+
+
 @pytest.mark.full
-def test_the_command_line_of_megatron(bert: Any, glue: Path, tmp_path: Path) -> None:
-    """The arguments of its `tasks/main.py` train and score a head as they are."""
-    valid = f"{glue}/MNLI/dev_matched.tsv {glue}/MNLI/dev_mismatched.tsv"
-    words = (
-        f"--task MNLI --seq-length 16 --train-data {glue}/MNLI/train.tsv --valid-data {valid} "
-        f"--pretrained-checkpoint {bert.directory} --activations-checkpoint-method uniform "
-        f"--save-interval 10000 --save {tmp_path / 'mnli'} --log-interval 100 --eval-interval 12 "
-        "--eval-iters 10 --weight-decay 1.0e-1 --epochs 1 --micro-batch-size 8 --lr 5.0e-5 "
-        "--lr-warmup-fraction 0.065 --device cpu"
+@pytest.mark.parametrize("task", ["RACE", "MNLI"])
+def test_the_command_line_of_megatron(
+    bert: Any, vocabulary: Path, glue: Path, race_files: Path, tmp_path: Path, task: str
+) -> None:
+    """The published arguments of its `tasks/main.py` train and score a head as they are."""
+    shape = json.loads(
+        next((bert.directory / "checkpoints").glob("iter_*/manifest.json")).read_text()
+    )["model_shape"]
+    common = (
+        f"--num-layers {shape['num_layers']} --hidden-size {shape['hidden_size']} "
+        f"--num-attention-heads {shape['num_attention_heads']} --seq-length 16 "
+        f"--max-position-embeddings {shape['max_position_embeddings']} --fp16 "
+        f"--vocab-file {vocabulary}"
     )
-    call = evaluate(words.split())
+    extension = EXTENSION.format(bert=bert.directory, save=tmp_path / "out")
+    data = race_files / "RACE" if task == "RACE" else glue / "MNLI"
+    words = PUBLISHED[task].format(common=common, data=data, extension=extension)
+    call = evaluate([*words.split(), "--device", "cpu"])
     assert call.status == 0, call.err
-    report = json.loads((tmp_path / "mnli/results.json").read_text())
+    report = json.loads((tmp_path / "out/results.json").read_text())
     (one,) = report["seeds"].values()
-    assert one["valid"]["files"].keys() == {"dev_matched.tsv", "dev_mismatched.tsv"}
-    assert "`--save-interval 10000` changes nothing here" in call.err
+    names = {
+        "RACE": {"dev/middle", "dev/high"},
+        "MNLI": {"dev_matched.tsv", "dev_mismatched.tsv"},
+    }
+    assert one["valid"]["files"].keys() == names[task]
+    assert 0 <= one["valid"]["metrics"]["acc"]["value"] <= 1
+    assert "`--save-interval 10000` changes nothing here: checkpoints are saved at" in call.err
+    assert "`--eval-iters 10` changes nothing here" in call.err
+    assert "`--eval-interval 1000` is more than the " in call.err
+    settings = json.loads((tmp_path / "out/settings.json").read_text())
+    assert "--fp16" in settings["training"]
 
 
 def test_a_trained_head_is_scored(
@@ -162,7 +198,9 @@ def test_a_trained_head_is_scored(
     call = evaluate([*words, str(glue)])
     assert call.status == 0, call.err
     found = json.loads(call.out)[str(run)]["mnli"]
+    parts = found.pop("parts")
     assert found | {"seconds": 0} == known | {"seconds": 0}
+    assert {"valid": found} == parts
     lines = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
     assert len(lines) == 37
     assert sum(one["label"] == one["predicted"] for one in lines) == known["correct"]
@@ -184,10 +222,16 @@ def test_a_trained_head_is_scored(
     test = evaluate([*words, f"mnli={glue / 'MNLI/train.tsv'}"])
     assert test.status == 0
     assert "is training data: scores on it say little" in test.err
+    (tmp_path / "copy.tsv").write_bytes((glue / "MNLI/train.tsv").read_bytes())
+    copied = evaluate([*words, f"mnli={tmp_path / 'copy.tsv'}", "--limit", "3"])
+    assert f"copy.tsv` has the content of `{glue}/MNLI/train.tsv`, which is training" in copied.err
     (glue / "MNLI/unlabelled.tsv").write_text("sentence1\tsentence2\nred\tred a\n")
     words[words.index("--json")] = "--batch-tokens=64"
     plain = evaluate([*words, f"mnli={glue / 'MNLI/unlabelled.tsv'}"])
     assert plain.status == 0, plain.err
+    assert f"`unlabelled.tsv`: without labels; the predictions are in `{tmp_path / 'a.jsonl'}`" in (
+        plain.out
+    )
     (line,) = map(json.loads, (tmp_path / "a.jsonl").read_text().splitlines())
     assert (line["label"], line["predicted"]) == (None, "entailment")
 
@@ -222,8 +266,9 @@ def test_a_stopped_fine_tuning_continues(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(TunedRun, "_scores", stop)
-    with contextlib.suppress(KeyboardInterrupt):
-        assert evaluate(words).status != 0
+    ended = evaluate(words)
+    assert ended.status == 130
+    assert "is not complete; the same command continues it" in ended.err
     monkeypatch.setattr(TunedRun, "_scores", scores)
     done = evaluate(words)
     assert done.status == 0, done.err
@@ -234,6 +279,15 @@ def test_a_stopped_fine_tuning_continues(
     again = evaluate(words)
     assert again.status == 0
     assert len(calls) == 2
+    dev = glue / "MNLI/dev_matched.tsv"
+    before = dev.read_bytes()
+    dev.write_bytes(before.replace(b"the", b"THE"))
+    changed = evaluate(words)
+    dev.write_bytes(before)
+    assert changed.status != 0
+    assert f"has a fine-tuning on other content of `{dev}`" in changed.err
+    assert "choose another directory for `--save`" in changed.err
+    assert "SHA-256 was " in changed.err
     other = evaluate(flags(bert, glue, tmp_path / "a", seeds="2", epochs="5"))
     assert other.status != 0
     assert "`epochs` differ: `epochs` was 4.0, and is 5.0" in other.err
@@ -264,12 +318,13 @@ def test_a_regression_with_a_decoder(train_once: Any, glue: Path, tmp_path: Path
     assert error == pytest.approx(one["valid"]["metrics"]["mse"]["value"])
 
 
-def test_race(bert: Any, tmp_path: Path) -> None:
-    """Folders of the release, by level; the test is scored with the best checkpoint."""
-    drawn = np.random.default_rng(6)
+@pytest.fixture(scope="module")
+def race_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the layout of RACE's release."""
+    place, drawn = tmp_path_factory.mktemp("race"), np.random.default_rng(6)
     for part, count in {"train": 24, "dev": 6, "test": 5}.items():
         for level in ("middle", "high"):
-            folder = tmp_path / "RACE" / part / level
+            folder = place / "RACE" / part / level
             folder.mkdir(parents=True)
             for number in range(count):
                 gold = int(drawn.integers(0, 4))
@@ -282,7 +337,12 @@ def test_race(bert: Any, tmp_path: Path) -> None:
                     "answers": ["ABCD"[gold]],
                 }
                 (folder / f"{number}.txt").write_text(json.dumps(article))
-    words = flags(bert, tmp_path, tmp_path / "a", "race", epochs="2", seq_length="16")
+    return place
+
+
+def test_race(bert: Any, race_files: Path, tmp_path: Path) -> None:
+    """Folders of the release, by level; the test is scored with the best checkpoint."""
+    words = flags(bert, race_files, tmp_path / "a", "race", epochs="2", seq_length="16")
     call = evaluate(words)
     assert call.status == 0, call.err
     one = json.loads((tmp_path / "a/results.json").read_text())["seeds"]["1234"]
@@ -292,9 +352,24 @@ def test_race(bert: Any, tmp_path: Path) -> None:
     }
     run = str(tmp_path / "a/seed-1234")
     for name, total in {"race": 22, "race_high": 11}.items():
-        scored = evaluate([run, "--task", name, "--task-data", str(tmp_path), "--json"])
+        scored = evaluate([run, "--task", name, "--task-data", str(race_files), "--json"])
         assert scored.status == 0, scored.err
-        assert json.loads(scored.out)[run][name]["examples"] == total
+        found = json.loads(scored.out)[run][name]
+        assert found["examples"] == total
+    assert {part: record["examples"] for part, record in found["parts"].items()} == {
+        "valid": 6,
+        "test": 5,
+    }
+    table = evaluate([run, "--task", "race", "--task-data", str(race_files)]).out.splitlines()
+    assert table[0].split()[:3] == ["task", "part", "file"]
+    assert [tuple(row.split()[1:4]) for row in table[1:]] == [
+        ("valid", "dev/middle", "6"),
+        ("valid", "dev/high", "6"),
+        ("valid", "all", "files"),
+        ("test", "test/middle", "5"),
+        ("test", "test/high", "5"),
+        ("test", "all", "files"),
+    ]
     wrong = evaluate([run, "--task", "mnli", "--task-data", str(tmp_path)])
     assert wrong.status != 0
 
@@ -329,6 +404,9 @@ def test_refusals(tuned: tuple[Path, Call], bert: Any, glue: Path, tmp_path: Pat
         "names no column `sentence2`": [*tune, "--valid-data", str(lacks)],
         "is empty": [*tune, "--train-data", str(glue.parent / "empty.tsv")],
         "`--seq-length` cannot be given after `--`": [*tune, "--", "--seq-length", "12"],
+        "leave it out: checkpoints are saved at each validation": [
+            *(*tune, "--", "--save-interval", "9"),
+        ],
         "a head is scored by one process": [
             *(run, "--task", "mnli", *data),
             *("--tensor-model-parallel-size", "2"),
@@ -341,8 +419,9 @@ def test_refusals(tuned: tuple[Path, Call], bert: Any, glue: Path, tmp_path: Pat
         assert "Traceback" not in call.err
         assert not (tmp_path / "a/seed-1234/metrics.jsonl").exists()
     tune = flags(bert, glue, tmp_path / "a", valid_data=f"{glue}/MNLI/train.tsv", epochs="0.1")
-    same = evaluate(tune)
+    same = evaluate([*tune, "--eval-interval", "500"])
     assert "train.tsv` is training data" in same.err
+    assert "`--eval-interval 500` is more than the 2 steps of the run" in same.err
 
 
 @pytest.mark.full

@@ -24,10 +24,11 @@ from lmcore.cli.text.sample_output import open_output_file
 from lmcore.cli.tuned.report import aligned, metrics_record, part_rows, shown
 from lmcore.cli.tuned.runs import EXAMPLES_NAME, TunedRun
 from lmcore.cli.tuned.scores import is_labelled, require_outputs, warn_of_training_files
-from lmcore.cli.tuned.settings import TunedSettings, settings_of
+from lmcore.cli.tuned.settings import TunedSettings, settings_of, shape_of
 from lmcore.config.option import flag_of, options_of
 from lmcore.config.section.task import TaskSection
 from lmcore.evaluation.chosen import place_of, places_of
+from lmcore.model.family import family_of
 
 if TYPE_CHECKING:
     from lmcore.cli.evaluate_section import EvaluateSection
@@ -47,9 +48,15 @@ _OWN_FLAGS = (
     *("--eval-interval", "--save-interval", "--keep-last"),
 )
 """Flags of training that the command sets, or that would take its checkpoints away."""
+_INSTEAD = {
+    "--save-interval": "leave it out: checkpoints are saved at each validation, which "
+    "`--eval-interval N` before `--` sets",
+    "--keep-last": "leave it out: the best checkpoint is kept",
+}
 _SETTINGS_NAME = "settings.json"
 _RESULTS_NAME = "results.json"
 _MAX_BYTES = 1 << 24
+_CONTINUES = "the fine-tuning is not complete; the same command continues it"
 
 
 @dataclass(frozen=True)
@@ -91,6 +98,8 @@ def finetune(
     checkpoint = _checked(section, training)
     files = _files(section, task)
     wanted = settings_of(section, task, checkpoint, files, training, plugins)
+    scored = [*files["valid"], *files["test"]]
+    warn_of_training_files(scored, files["train"], wanted.checksums)
     assert section.save is not None
     place = _Place(Path(section.save))
     _claim(place, wanted)
@@ -99,10 +108,10 @@ def finetune(
         run = TunedRun(section, task, wanted, seed, place.run(seed), place.data, plugins, settings)
         if (known := run.known()) is None:
             logger.info("seed %d, run %d of %d", seed, number, len(section.seeds))
-            with _standard_output_free(section):
+            with _standard_output_free(section), _said_at_a_stop():
                 status, known = run.train_and_score()
             if known is None:
-                logger.warning("the fine-tuning is not complete; the same command continues it")
+                logger.warning(_CONTINUES)
                 return status
         else:
             logger.info("seed %d is complete in `%s`", seed, run.directory)
@@ -138,7 +147,15 @@ def _checked(section: EvaluateSection, training: Sequence[str]) -> Path:
         raise ConfigError("`--seeds` names no seed, or one twice", hint="name each seed once")
     _check_processes(training)
     require_outputs(section)
-    return require_checkpoint(Path(section.checkpoints[0]), section.ckpt_step)
+    checkpoint = require_checkpoint(Path(section.checkpoints[0]), section.ckpt_step)
+    shape = shape_of(section, checkpoint)
+    if shape is not None and not shape.task and family_of(shape).body is None:
+        raise ConfigError(
+            f"`{checkpoint}` is a {family_of(shape).name} model, which `--finetune` cannot train",
+            why="the family does not say where a head could be attached",
+            hint="give a model that has heads, such as BERT, GPT or Llama",
+        )
+    return checkpoint
 
 
 def _check_processes(training: Sequence[str]) -> None:
@@ -157,7 +174,9 @@ def _check_processes(training: Sequence[str]) -> None:
             raise ConfigError(
                 f"`{name}` cannot be given after `--`",
                 why="`lmcore evaluate --finetune` sets it",
-                hint="`lmcore evaluate --help` has the options to give before `--`",
+                hint=_INSTEAD.get(
+                    name, "`lmcore evaluate --help` has the options to give before `--`"
+                ),
             )
 
 
@@ -190,9 +209,12 @@ def _files(section: EvaluateSection, task: TunedTask) -> dict[Part, list[Path]]:
             found[part] = []
     unlabelled = [one for one in found["test"] if not is_labelled(task, one)]
     for path in unlabelled:
-        logger.info("`%s` has no labels: it is not scored", path)
+        logger.info(
+            "`%s` has no labels: it is not scored; with it, `lmcore evaluate %s --task %s "
+            "--task-data FILE --examples FILE` writes predictions",
+            *(path, Path(str(section.save)) / "best", task.name),
+        )
     found["test"] = [one for one in found["test"] if one not in unlabelled]
-    warn_of_training_files([*found["valid"], *found["test"]], found["train"])
     return found
 
 
@@ -229,12 +251,27 @@ def _compare(saved: Mapping[str, Any], values: Mapping[str, Any], path: Path) ->
     differ = [name for name in values if saved.get(name) != values[name]]
     if not differ:
         return
+    if differ == ["checksums"]:
+        _refuse_changed_files(saved.get("checksums"), values["checksums"], path)
     name = differ[0]
     raise ConfigError(
         f"`--save {path}` has a fine-tuning with other settings",
         why=f"{', '.join(f'`{one}`' for one in differ)} differ: `{name}` was "
         f"{json.dumps(saved.get(name)):.200}, and is {json.dumps(values[name]):.200}",
         hint="give the same flags to continue it, or choose another directory",
+    )
+
+
+def _refuse_changed_files(saved: object, found: Mapping[str, str], path: Path) -> None:
+    """Refuse files that have other content than when they were trained on."""
+    known = saved if isinstance(saved, dict) else {}
+    changed = [one for one in found if known.get(one) != found[one]] or [*found]
+    listed = ", ".join(f"`{one}`" for one in changed[:5])
+    listed += f" and {len(changed) - 5} more" * (len(changed) > 5)
+    raise ConfigError(
+        f"`--save {path}` has a fine-tuning on other content of {listed}",
+        why=f"SHA-256 was {known.get(changed[0])!s:.16}..., and is {found[changed[0]]:.16}...",
+        hint="choose another directory for `--save`, or restore the files to continue it",
     )
 
 
@@ -253,6 +290,16 @@ def _standard_output_free(section: EvaluateSection) -> Iterator[None]:
     finally:
         os.dup2(kept, 1)
         os.close(kept)
+
+
+@contextlib.contextmanager
+def _said_at_a_stop() -> Iterator[None]:
+    """Say at Ctrl-C that the same command continues."""
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        interrupt.add_note(_CONTINUES)
+        raise
 
 
 def _report(

@@ -101,6 +101,13 @@ class TunedRun:
         if (self.directory / "checkpoints").is_dir() and survey(self.directory).readable:
             return ["--continue", str(self.directory), *self.wanted.devices, *self.wanted.training]
         data, rows = self._written()
+        steps, interval = self.wanted.steps(rows), self.wanted.interval(rows)
+        if interval > steps and self.wanted.eval_interval:
+            logger.warning(
+                "`--eval-interval %d` is more than the %d steps of the run: its last checkpoint "
+                "alone is validated",
+                *(interval, steps),
+            )
         return self.wanted.flags(self.task, data, rows, self.seed, self.directory)
 
     def _written(self) -> tuple[dict[str, Path], int]:

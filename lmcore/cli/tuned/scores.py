@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from lmcore.base.bounded_file import read_bounded_file
 from lmcore.base.durable import write_atomically
-from lmcore.base.errors import ConfigError, DataError, LmcoreError
+from lmcore.base.errors import ConfigError, DataError, LmcoreError, printable
 from lmcore.cli.loading import plan_processes, require_checkpoint, run_planned, started_runtime
 from lmcore.cli.text.progress import ProgressLine
 from lmcore.cli.text.sample_output import check_output_file, open_output_file
 from lmcore.cli.tuned.report import aligned, part_record, part_rows
+from lmcore.cli.tuned.settings import with_own_tokens
 from lmcore.evaluation.chosen import place_of, places_of
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ logger = logging.getLogger(__name__)
 RECORD_NAME = "finetune.json"
 """File in a fine-tuned run's directory with its settings and scores."""
 _MAX_BYTES = 1 << 24
+_Parts = dict[str, list[Path]]
+"""Files by the name of their part; a file that is named by the user is of no part."""
 
 
 def score_heads(
@@ -78,8 +81,10 @@ def score_heads(
         for task in tasks
     ]
     for checkpoint in checkpoints:
-        for _, files in wanted:
-            warn_of_training_files(files, _trained_on(checkpoint))
+        trained_on, checksums = _trained_on(checkpoint)
+        for _, parts in wanted:
+            files = [path for part in parts.values() for path in part]
+            warn_of_training_files(files, trained_on, checksums)
     plan = plan_processes(section, plugins)
 
     def work() -> None:
@@ -132,7 +137,7 @@ def _require_heads(tasks: Sequence[TunedTask], checkpoint: Path) -> None:
         require_head(task, head, labels if head == "classification" else [], checkpoint)
 
 
-def _files(task: TunedTask, place: Path, *, predicts: bool) -> list[Path]:
+def _files(task: TunedTask, place: Path, *, predicts: bool) -> _Parts:
     """Return the files to score: of validation and test, or the one that is named.
 
     Args:
@@ -149,15 +154,15 @@ def _files(task: TunedTask, place: Path, *, predicts: bool) -> list[Path]:
                 why="there is nothing to compare the predictions with",
                 hint="add `--examples FILE`, which writes the predictions",
             )
-        return [place]
+        return {"": [place]}
     test = find_part(task, place, "test", needed=False)
-    found = find_part(task, place, "valid", needed=not test)
+    found = {"valid": find_part(task, place, "valid", needed=not test), "test": []}
     for path in test:
         if predicts or is_labelled(task, path):
-            found.append(path)
+            found["test"].append(path)
         else:
             logger.info("`%s` has no labels: left out (`--examples` has predictions)", path)
-    return found
+    return {part: files for part, files in found.items() if files}
 
 
 def is_labelled(task: TunedTask, path: Path) -> bool:
@@ -171,24 +176,37 @@ def is_labelled(task: TunedTask, path: Path) -> bool:
     return first is None or first.label is not None
 
 
-def warn_of_training_files(files: Sequence[Path], trained_on: Sequence[Path]) -> None:
+def warn_of_training_files(
+    files: Sequence[Path], trained_on: Sequence[Path], checksums: Mapping[str, str]
+) -> None:
     """Warn of files that a model was trained on, and is scored by.
 
     Args:
         files: Files that are scored.
         trained_on: Files of the training.
+        checksums: SHA-256 of files of the training, and perhaps of others, by path.
     """
-    known = {one.resolve() for one in trained_on}
+    from lmcore.evaluation.finetune.files import checksum_of
+
+    known = {str(one.resolve()) for one in trained_on}
+    content = {checksums[one]: one for one in known if one in checksums}
     for path in files:
-        if path.resolve() in known:
+        if str(path.resolve()) in known:
             logger.warning("`%s` is training data: scores on it say little of other texts", path)
+        elif content and path.exists() and (same := content.get(checksum_of(path))):
+            logger.warning(
+                "`%s` has the content of `%s`, which is training data: scores on it say little of "
+                "other texts",
+                *(path, same),
+            )
 
 
-def _trained_on(checkpoint: Path) -> list[Path]:
-    """Return the files that a checkpoint's run was trained on, as far as they are recorded."""
+def _trained_on(checkpoint: Path) -> tuple[list[Path], dict[str, str]]:
+    """Return the files that a run was trained on, and checksums, as far as they are recorded."""
     from lmcore.checkpoint import survey
 
     found: list[Path] = []
+    checksums: dict[str, str] = {}
     try:
         path, manifest = survey(checkpoint).newest()
         config: Any = manifest.meta.get("config")
@@ -196,9 +214,10 @@ def _trained_on(checkpoint: Path) -> list[Path]:
         found += [Path(one) for one in listed if isinstance(one, str)]
         record = json.loads(read_bounded_file(path.parent.parent / RECORD_NAME, _MAX_BYTES))
         found += [Path(one) for one in record["settings"]["train"] if isinstance(one, str)]
-    except (LmcoreError, OSError, ValueError, KeyError, TypeError, RecursionError):
+        checksums |= {str(path): str(one) for path, one in record["settings"]["checksums"].items()}
+    except (LmcoreError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         pass  # a run of another origin does not say
-    return found
+    return found, checksums
 
 
 @contextmanager
@@ -300,7 +319,7 @@ def _progress_text(progress: TaskProgress) -> str:
 def _score(
     section: EvaluateSection,
     checkpoints: Sequence[Path],
-    wanted: Sequence[tuple[TunedTask, list[Path]]],
+    wanted: Sequence[tuple[TunedTask, _Parts]],
     plan: ProcessPlan,
     plugins: PluginSet,
     settings: PluginSettings,
@@ -312,17 +331,43 @@ def _score(
         runtime_of(section, checkpoints[0], plan, plugins, settings) as runtime,
     ):
         for checkpoint in checkpoints:
-            head = head_of(section, checkpoint, runtime, plugins, section.tokenizer_choice())
+            choice = with_own_tokens(section, checkpoint).tokenizer_choice()
+            head = head_of(section, checkpoint, runtime, plugins, choice)
             logger.info("loaded %s on %s", head.checkpoint, runtime.device.name)
-            for task, files in wanted:
-                part = score_part(section, head, task, files)
-                report.setdefault(str(checkpoint), {})[task.name] = part_record(task, part)
+            for task, parts in wanted:
+                files = [path for part in parts.values() for path in part]
+                scored = score_part(section, head, task, files)
+                report.setdefault(str(checkpoint), {})[task.name] = _record(task, parts, scored)
                 if examples is not None:
-                    examples.writelines(example_lines(checkpoint, task, part))
+                    examples.writelines(example_lines(checkpoint, task, scored))
     content = json.dumps(report, indent=2, allow_nan=False)
     if section.output is not None:
         write_atomically(Path(section.output), (content + "\n").encode())
-    print(content if section.json else _table(report, [task for task, _ in wanted]))
+    if section.json:
+        print(content)
+        return
+    print(_table(report, [task for task, _ in wanted]))
+    unlabelled = {
+        name
+        for tasks_of in report.values()
+        for record in tasks_of.values()
+        for name, one in record["files"].items()
+        if not one.get("metrics")
+    }
+    if unlabelled:
+        listed = ", ".join(f"`{printable(name)}`" for name in sorted(unlabelled))
+        print(f"\n{listed}: without labels; the predictions are in `{section.examples}`")
+
+
+def _record(task: TunedTask, parts: _Parts, scored: PartScore) -> dict[str, Any]:
+    """Return the JSON object of a task: the scores of all files, and of the files of each part."""
+    from lmcore.evaluation.finetune.score import together
+
+    files, of_parts = iter(scored.files), {}
+    for part, paths in parts.items():
+        own = together(task, [next(files) for _ in paths], scored.seconds)
+        of_parts[part] = part_record(task, own)
+    return {**part_record(task, scored), "parts": of_parts}
 
 
 def example_lines(checkpoint: Path, task: TunedTask, part: PartScore) -> Iterator[str]:
@@ -343,11 +388,13 @@ def example_lines(checkpoint: Path, task: TunedTask, part: PartScore) -> Iterato
 
 def _table(report: Mapping[str, Mapping[str, Any]], tasks: Sequence[TunedTask]) -> str:
     """Return the table: a row for each metric of a file, a column for each checkpoint."""
-    rows = [["task", "file", "examples", "metric", *report]]
+    rows = [["task", "part", "file", "examples", "metric", *report]]
     for task in tasks:
-        columns = [list(part_rows(task, tasks_of[task.name])) for tasks_of in report.values()]
-        rows += [
-            [task.name, *same[0][:3], *(row[3] for row in same)]
-            for same in zip(*columns, strict=True)
-        ]
+        records = [tasks_of[task.name]["parts"] for tasks_of in report.values()]
+        for part in records[0]:
+            columns = [list(part_rows(task, one[part])) for one in records]
+            rows += [
+                [task.name, part, *same[0][:3], *(row[3] for row in same)]
+                for same in zip(*columns, strict=True)
+            ]
     return aligned(rows)

@@ -16,9 +16,10 @@ from lmcore.config.section.tokenizer import TokenizerSection
 if TYPE_CHECKING:
     from lmcore.cli.evaluate_section import EvaluateSection
     from lmcore.evaluation.finetune.record import Part, TunedTask
+    from lmcore.model.shape import ModelShape
     from lmcore.plugin import PluginSet
 
-__all__ = ["TunedSettings", "settings_of"]
+__all__ = ["TunedSettings", "settings_of", "shape_of", "with_own_tokens"]
 
 _ALSO_OF_TRAINING = (
     *("device", "plugin_off", "precision", "ops", "strict_ops", "deterministic", "num_threads"),
@@ -26,6 +27,7 @@ _ALSO_OF_TRAINING = (
     *("vocab_size", "tokenizer_type"),
 )
 """Options of `lmcore evaluate` that `lmcore train` has too."""
+_WORDPIECES = {"BertWordPieceCase", "BertWordPieceLowerCase"}
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class TunedSettings:
         micro_batch_size: Samples of a pass on one device.
         eval_interval: Steps between validations; None: as many as an epoch has.
         training: Further arguments of `lmcore train`.
+        checksums: SHA-256 of each file or folder by its path.
         devices: Flags of device and layout, which a fine-tuning that continues may change.
     """
 
@@ -56,6 +59,7 @@ class TunedSettings:
     micro_batch_size: int
     eval_interval: int | None
     training: tuple[str, ...]
+    checksums: Mapping[str, str]
     devices: tuple[str, ...]
 
     def values(self) -> dict[str, Any]:
@@ -149,6 +153,8 @@ def settings_of(
         training: Further arguments of `lmcore train`.
         plugins: Plugins to choose from.
     """
+    from lmcore.evaluation.finetune.files import checksum_of
+
     recipe = task.recipe
     batch = section.global_batch_size or recipe.global_batch_size
     paths = {part: tuple(str(one.resolve()) for one in found) for part, found in files.items()}
@@ -170,25 +176,71 @@ def settings_of(
         or _micro_batch(section, batch, recipe.micro_batch_size, plugins),
         eval_interval=section.eval_interval,
         training=tuple(training),
-        devices=tuple(_devices(section)),
+        checksums={one: checksum_of(Path(one)) for part in paths.values() for one in part},
+        devices=tuple(_devices(with_own_tokens(section, checkpoint))),
     )
 
 
-def _positions(section: EvaluateSection, checkpoint: Path) -> int | None:
-    """Return the number of the checkpoint's learned positions; None if it has no table of them."""
+def shape_of(section: EvaluateSection, checkpoint: Path) -> ModelShape | None:
+    """Return the shape of a checkpoint's model; None if it is of no known format.
+
+    Args:
+        section: Options of the command.
+        checkpoint: The checkpoint, of any format.
+
+    Raises:
+        CheckpointError: The checkpoint is damaged.
+    """
     from lmcore.checkpoint import survey
+    from lmcore.families.saved_shape import read_shape
     from lmcore.model.checkpoint_format import format_of
     from lmcore.train.resume.foreign import ForeignModels
 
     if format_of(checkpoint) in {None, "lmcore"}:
-        shape = survey(checkpoint).newest()[1].model_shape
-        learned = shape.get("position_embedding_type", "learned_absolute") == "learned_absolute"
-        found = shape.get("max_position_embeddings") if learned else None
-        return found if isinstance(found, int) else None
+        path, manifest = survey(checkpoint).newest()
+        return read_shape(manifest.model_shape, path)
     model = ForeignModels().describe(checkpoint, section.ckpt_step)
-    if model is None or not model.shape.learned_positions:
+    return None if model is None else model.shape
+
+
+def _positions(section: EvaluateSection, checkpoint: Path) -> int | None:
+    """Return the number of the checkpoint's learned positions; None if it has no table of them."""
+    shape = shape_of(section, checkpoint)
+    if shape is None or not shape.learned_positions:
         return None
-    return model.shape.max_position_embeddings
+    return shape.max_position_embeddings
+
+
+def with_own_tokens(section: EvaluateSection, checkpoint: Path) -> EvaluateSection:
+    """Return the options with a chosen WordPiece without `[BOS]`, `[EOS]` if the model's has none.
+
+    Such a model has no rows for them, and they are in no row of a task.
+
+    Args:
+        section: Options of the command.
+        checkpoint: The checkpoint, of any format.
+    """
+    from lmcore.checkpoint import survey
+    from lmcore.data.tokenizer import tokenizer_from
+    from lmcore.model.checkpoint_format import format_of
+    from lmcore.train.resume.foreign import ForeignModels
+
+    choice = section.tokenizer_choice()
+    if choice.tokenizer_type not in _WORDPIECES or choice.vocab_file is None:
+        return section
+    if choice.add_special_tokens is not None:
+        return section
+    if format_of(checkpoint) in {None, "lmcore"}:
+        config: Any = survey(checkpoint).newest()[1].meta.get("config")
+        try:
+            surplus = config["config"]["data"]["add_special_tokens"] is False
+        except (KeyError, TypeError):
+            surplus = False
+    else:
+        model = ForeignModels().describe(checkpoint, section.ckpt_step)
+        rows = None if model is None else model.vocab_size or model.shape.padded_vocab_size
+        surplus = rows is not None and tokenizer_from(choice).vocab_size > rows
+    return dataclasses.replace(section, add_special_tokens=False) if surplus else section
 
 
 def _micro_batch(section: EvaluateSection, batch: int, most: int, plugins: PluginSet) -> int:

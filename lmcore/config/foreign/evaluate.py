@@ -42,8 +42,12 @@ _OF_COMMAND = (
     *("--vocab-file", "--merge-file", "--tokenizer-model", "--device", "--global-batch-size"),
 )
 """Flags of `lmcore evaluate --finetune`; all others are flags of training."""
-_SET = ("--save-interval", "--keep-last")
-"""Flags of training that `lmcore evaluate --finetune` sets."""
+_SET = {
+    "--save-interval": "checkpoints are saved at each validation, and the best one is kept",
+    "--keep-last": "the best checkpoint is kept",
+    "--eval-iters": "each validation is of all rows",
+}
+"""Flags of training that `lmcore evaluate --finetune` sets, with what happens instead."""
 _Group = tuple[str, tuple[str, ...]]
 
 
@@ -95,12 +99,12 @@ def upstream_arguments(argv: Sequence[str]) -> list[str]:
         ConfigError: No file of the task is given, or several.
     """
     checkpoints, groups = _groups(argv)
-    given = dict(groups)
-    name = " ".join(given.get("--task", ()))
+    name = " ".join(dict(groups).get("--task", ()))
     if name in _LANGUAGE:
         return _language(name, checkpoints, groups)
     if name in _TUNED:
-        return _tuned(name, checkpoints, groups)
+        # Flags of training may be after a `--`, as `lmcore evaluate --finetune` has them.
+        return _tuned(name, *_groups([word for word in argv if word != "--"]))
     return list(argv)
 
 
@@ -143,14 +147,14 @@ def _tuned(name: str, checkpoints: Sequence[str], groups: Sequence[_Group]) -> l
     begins = given.get("--pretrained-checkpoint", ()) or given.get("--load", ())
     made = [*checkpoints, *begins, "--task", _TUNED[name], "--finetune"]
     made += _words(one for one in groups if one[0] in _OF_COMMAND)
-    left_out = {"--task", "--pretrained-checkpoint", "--load", "--seed", *_SET, *_OF_COMMAND}
+    # `--finetune` was added here.
+    left_out = {"--task", "--pretrained-checkpoint", "--load", "--seed", "--finetune"}
+    left_out |= {*_SET, *_OF_COMMAND}
     if seed := given.get("--seed"):
         made += ["--seeds", *seed]
-    if set_here := _words(one for one in groups if one[0] in _SET):
-        logger.info(
-            "`%s` changes nothing here: each validation is saved, and the best one is kept",
-            " ".join(set_here),
-        )
+    for flag, values in groups:
+        if flag in _SET:
+            logger.info("`%s` changes nothing here: %s", " ".join((flag, *values)), _SET[flag])
     training = _words(one for one in groups if one[0] not in left_out)
     return [*made, *(["--", *training] if training else [])]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from lmcore.base.durable import AtomicFile
 from lmcore.base.errors import DataError
 from lmcore.evaluation.finetune.record import LabelledRow, Part, TunedTask
 
-__all__ = ["find_part", "name_of", "rows_of", "write_rows"]
+__all__ = ["checksum_of", "find_part", "name_of", "rows_of", "write_rows"]
 
 
 def find_part(task: TunedTask, data: Path, part: Part, *, needed: bool = True) -> list[Path]:
@@ -59,6 +60,22 @@ def name_of(path: Path) -> str:
         path: The file or folder.
     """
     return f"{path.parent.name}/{path.name}" if path.is_dir() else path.name
+
+
+def checksum_of(path: Path) -> str:
+    """Return the SHA-256 of a file's bytes; of a folder, of the names and bytes of its `.txt`.
+
+    Args:
+        path: The file or folder.
+    """
+    if path.is_file():
+        with path.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    digest = hashlib.sha256()
+    for file in sorted(path.rglob("*.txt")):
+        # A name has no zero byte, and a checksum one length: two folders have two contents.
+        digest.update(bytes(file.relative_to(path)) + b"\0" + checksum_of(file).encode())
+    return digest.hexdigest()
 
 
 def rows_of(task: TunedTask, path: Path, limit: int | None = None) -> list[LabelledRow]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from lmcore.evaluation.finetune.model import HeadModel
     from lmcore.evaluation.finetune.record import LabelledRow, TunedTask
 
-__all__ = ["FileScore", "PartScore", "example_records", "score_files"]
+__all__ = ["FileScore", "PartScore", "example_records", "score_files", "together"]
 
 
 @dataclass(frozen=True)
@@ -114,10 +114,21 @@ def score_files(
         wanted = [] if rows[0].label is None else [_right(task, row) for row in rows]
         metrics = _metrics(task, wanted, found)
         files.append(FileScore(name, rows, outputs.scores, found, wanted, metrics, outputs.cut))
+    return together(task, files, time.perf_counter() - begin)
+
+
+def together(task: TunedTask, files: Sequence[FileScore], seconds: float) -> PartScore:
+    """Return the scores of several files, with the metrics of all their rows.
+
+    Args:
+        task: The task.
+        files: Score of each.
+        seconds: Time of the predictions.
+    """
     labelled = [one for one in files if one.wanted]
     wanted = [value for one in labelled for value in one.wanted]
     found = [value for one in labelled for value in one.found]
-    return PartScore(files, _metrics(task, wanted, found), time.perf_counter() - begin)
+    return PartScore(files, _metrics(task, wanted, found), seconds)
 
 
 def _metrics(task: TunedTask, wanted: Sequence[float], found: Sequence[float]) -> dict[str, Metric]:

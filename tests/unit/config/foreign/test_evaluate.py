@@ -49,17 +49,35 @@ def test_lambada(flag: str, task: str) -> None:
     assert "strict-lambada" not in found
 
 
-def test_a_task_that_is_fine_tuned() -> None:
+def test_a_task_that_is_fine_tuned(caplog: pytest.LogCaptureFixture) -> None:
     """The flags of the command come first, the flags of training after `--`."""
+    caplog.set_level("INFO")
     found = " ".join(upstream_arguments(RACE.split()))
     assert found == (
         "bert --task race --finetune --seq-length 512 --vocab-file v.txt --train-data race/train "
         "--valid-data race/dev/middle race/dev/high --save out --eval-interval 1000 "
         "--tokenizer-type BertWordPieceLowerCase --epochs 3 --micro-batch-size 4 --lr 1.0e-5 "
         "--lr-warmup-fraction 0.06 -- --num-layers 24 --fp16 --activations-checkpoint-method "
-        "uniform --log-interval 100 --eval-iters 10 --weight-decay 1.0e-1"
+        "uniform --log-interval 100 --weight-decay 1.0e-1"
     )
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [
+        (
+            "`--save-interval 10000` changes nothing here: checkpoints are saved at each "
+            "validation, and the best one is kept"
+        ),
+        "`--eval-iters 10` changes nothing here: each validation is of all rows",
+    ]
     assert upstream_arguments(RACE.replace("RACE", "QQP").split())[2] == "qqp"
+
+
+@pytest.mark.parametrize("last", ["--weight-decay 0.1 --log-interval 100", "--eval-iters 10", ""])
+def test_flags_of_training_after_two_dashes(last: str) -> None:
+    """They are translated as those before it are."""
+    command = "--task RACE --train-data t --valid-data v --pretrained-checkpoint b --save s --fp16"
+    found = upstream_arguments(f"{command} -- {last}".split())
+    assert found == upstream_arguments(f"{command} {last}".split())
+    assert found.count("--") == 1
 
 
 def test_other_commands_stay() -> None:

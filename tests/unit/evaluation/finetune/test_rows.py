@@ -11,7 +11,7 @@ import pytest
 
 from lmcore.base.errors import ConfigError, DataError
 from lmcore.evaluation.finetune import TUNED
-from lmcore.evaluation.finetune.files import find_part, name_of, rows_of, write_rows
+from lmcore.evaluation.finetune.files import checksum_of, find_part, name_of, rows_of, write_rows
 from lmcore.evaluation.finetune.metrics import TUNED_METRICS
 from lmcore.evaluation.finetune.record import TunedTask, cleaned, require_head
 
@@ -249,3 +249,20 @@ def test_shared_samples(shared_data: Path) -> None:
     questions = rows_of(BY_NAME["race"], shared_data / "evals/race_plus/dev")
     assert len(questions) > 50
     assert all(0 <= int(row.label or 0) < len(row.choices) for row in questions)
+
+
+def test_checksums(tmp_path: Path) -> None:
+    """Of a file as `sha256sum` prints it; of a folder, equal for equal names and contents."""
+    (tmp_path / "a.tsv").write_text("abc")
+    known = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    assert checksum_of(tmp_path / "a.tsv") == known
+    for place in ("one", "two"):
+        (tmp_path / place).mkdir()
+        for name in ("1.txt", "2.txt"):
+            (tmp_path / place / name).write_text(name)
+    first = checksum_of(tmp_path / "one")
+    assert checksum_of(tmp_path / "two") == first
+    (tmp_path / "two/2.txt").write_text("2.txT")
+    assert checksum_of(tmp_path / "two") != first
+    (tmp_path / "one/2.txt").rename(tmp_path / "one/3.txt")
+    assert checksum_of(tmp_path / "one") != first

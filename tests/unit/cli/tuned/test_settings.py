@@ -1,0 +1,38 @@
+"""Options of a fine-tuning that follow from its checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from lmcore.cli.evaluate_section import EvaluateSection
+from lmcore.cli.tuned.settings import with_own_tokens
+from lmcore.train.resume.foreign import ForeignModels
+
+VOCABULARY = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "red", "house")
+
+
+@pytest.mark.parametrize(
+    "rows,given,wanted", [(8, None, False), (10, None, None), (9, None, False), (8, True, True)]
+)
+def test_tokens_after_the_vocabulary(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    rows: int,
+    given: bool | None,
+    wanted: bool | None,
+) -> None:
+    """`[BOS]` and `[EOS]` are left out for a model of another program without rows for them."""
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    (tmp_path / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n")
+    described = SimpleNamespace(vocab_size=rows)
+    monkeypatch.setattr(ForeignModels, "describe", lambda *_: described)
+    section = EvaluateSection(
+        vocab_file=str(tmp_path / "vocab.txt"),
+        tokenizer_type="BertWordPieceLowerCase",
+        add_special_tokens=given,
+    )
+    assert with_own_tokens(section, tmp_path).add_special_tokens is wanted
