@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
+import functools
 import json
 import logging
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,10 +13,27 @@ from contextlib import AbstractContextManager, closing, contextmanager, nullcont
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from lmcore.base.bounded_file import read_bounded_file
 from lmcore.base.durable import write_atomically
-from lmcore.base.errors import CheckpointError, ConfigError, MissingPackageError, printable
+from lmcore.base.errors import (
+    CheckpointError,
+    ConfigError,
+    LmcoreError,
+    counted,
+)
+from lmcore.cli.evaluate_outputs import (
+    check_outputs,
+    check_replaced,
+    note_replaced,
+    report,
+    table,
+)
 from lmcore.cli.evaluate_section import EvaluateSection
+from lmcore.cli.evaluate_tasks import (
+    files_of_tasks,
+    list_tasks,
+    require_no_flag_of_checkpoint,
+    wanted_tasks,
+)
 from lmcore.cli.loading import (
     ProcessPlan,
     loaded_model,
@@ -26,10 +44,8 @@ from lmcore.cli.loading import (
 )
 from lmcore.cli.selection import find_plugins
 from lmcore.cli.text.progress import ProgressLine
-from lmcore.cli.text.sample_output import check_output_file, open_output_file
+from lmcore.cli.text.sample_output import open_output_file
 from lmcore.cli.tuned.dispatch import evaluate_head, split_training
-from lmcore.cli.tuned.report import aligned, metrics_record
-from lmcore.cli.tuned.retrieval import NQ, RELEASE, SUMMARY, TOPS
 from lmcore.config.foreign.evaluate import evaluate_flags, upstream_arguments
 from lmcore.config.foreign.generate import GivenModel
 from lmcore.config.option import options_of
@@ -41,11 +57,11 @@ if TYPE_CHECKING:
     from lmcore.config.plugin_section import PluginSettings
     from lmcore.evaluation.harness.run import Catalogue, HarnessResult
     from lmcore.evaluation.journal import Journal
-    from lmcore.evaluation.plugin_tasks import KnownTasks
     from lmcore.evaluation.replicas import ReplicaPool
     from lmcore.evaluation.run import TaskProgress, TaskResult
     from lmcore.evaluation.task import Task
     from lmcore.inference.load import LoadedModel
+    from lmcore.model.shape import ModelShape
     from lmcore.plugin import PluginSet
     from lmcore.runtime.runtime import Runtime
 
@@ -64,10 +80,7 @@ The scores are defined in docs/reference/tasks.md.  `--list` lists the tasks and
   lmcore evaluate runs/my-run --harness mmlu,gsm8k --num-fewshot 5
   lmcore evaluate runs/bert --task mnli --finetune --task-data glue --save runs/mnli
   lmcore evaluate runs/mnli/best --task mnli --task-data glue"""
-_TEXT = "text"
 _INTERRUPTED = 128 + signal.SIGINT
-_MAX_RESULTS = 1 << 24
-"""Most bytes of a file of results, far above what there are."""
 
 
 def run(argv: list[str]) -> int:
@@ -76,6 +89,8 @@ def run(argv: list[str]) -> int:
     plugins = find_plugins(argv, probe=not wants_help(argv))
     model = GivenModel()
     own = {flag for one in options_of(EvaluateSection) for flag in one.flags}
+    if not wants_help(argv):
+        require_no_flag_of_checkpoint(argv, plugins)
     section, settings = parse_with_plugins(
         EvaluateSection,
         argv,
@@ -89,26 +104,22 @@ def run(argv: list[str]) -> int:
 
     known = known_tasks(plugins)
     if section.list:
-        _list(section.task, known)
+        list_tasks(section.task, known)
         return 0
     if (status := evaluate_head(section, training, plugins, settings, known.all)) is not None:
         return status
-    wanted = _wanted(section, known.all)
-    outputs = {"--output": section.output, "--examples": section.examples}
-    for flag, path in outputs.items():
-        if path is not None:
-            check_output_file(Path(path), flag)
-    if section.output is not None and section.output == section.examples:
-        raise ConfigError("`--output` and `--examples` name the same file", hint="give two files")
+    wanted = wanted_tasks(section, known.all)
+    inputs = [path for _, files in wanted for path in files]
+    check_outputs(section.output, section.examples, [*inputs, *files_of_tasks(section)])
     checkpoints = [require_checkpoint(Path(one), section.ckpt_step) for one in section.checkpoints]
     plan = plan_processes(section, plugins, replicas=True)
-    if section.output is not None and not plan.rank.rank:
-        _check_results(Path(section.output))
+    if not plan.rank.rank:
+        check_replaced(section.output, section.examples)
 
     def work() -> None:
         _evaluate(section, checkpoints, wanted, plan, plugins, settings, model)
 
-    with _explained(section):
+    with _explained(section, plan):
         status = run_planned(["evaluate", *argv], plan, plugins, work)
     if plan.starts_processes and status == _INTERRUPTED:
         sys.stderr.write(f"\n{_kept(section)}\n")  # below the launcher's line
@@ -116,16 +127,18 @@ def run(argv: list[str]) -> int:
 
 
 @contextmanager
-def _explained(section: EvaluateSection) -> Iterator[None]:
-    """Say at Ctrl-C what is kept, and of a model that predicts no text that it is not scored."""
+def _explained(section: EvaluateSection, plan: ProcessPlan) -> Iterator[None]:
+    """Say what is kept at an error, and of a model that predicts no text that it is not scored."""
     try:
         yield
     except KeyboardInterrupt as interrupt:
         interrupt.add_note(_kept(section))
         raise
-    except CheckpointError as error:
+    except LmcoreError as error:
         from lmcore.inference.load import NoTextError
 
+        if section.output and not plan.rank.rank and Path(f"{section.output}.part").exists():
+            error.add_note(_kept(section))
         if not isinstance(error, NoTextError):
             raise
         raise CheckpointError(
@@ -143,121 +156,6 @@ def _kept(section: EvaluateSection) -> str:
     return f"the same command continues, with the results in `{section.output}.part`"
 
 
-def _check_results(path: Path) -> None:
-    """Raise if a file would be replaced that has no results of this command.
-
-    Raises:
-        ConfigError: There is such a file.
-    """
-    if not path.exists():
-        return
-    try:
-        values = json.loads(read_bounded_file(path, _MAX_RESULTS))
-        results = [task for one in values.values() for task in one.values()]
-        known = bool(results) and all({"examples", "metrics"} <= task.keys() for task in results)
-    except (OSError, ValueError, AttributeError, RecursionError):
-        known = False
-    if not known:
-        raise ConfigError(
-            f"`--output {path}` exists, and has no results of `lmcore evaluate`",
-            why="it would be replaced",
-            hint="name another file, or remove it",
-        )
-
-
-def _list(asked: Sequence[str], known: KnownTasks) -> None:
-    """Print the tasks that are asked for, or all of them."""
-    from lmcore.evaluation.chosen import named_tasks
-
-    brought = {task.name: distribution for task, distribution in known.added}
-    for task in named_tasks(asked, known.all) if asked else known.all:
-        files = f"{task.files[0]}, of {task.release}" if task.files else f"of {task.release}"
-        print(f"{task.name:<16}{printable(task.summary)}")
-        print(f"{'':<16}{', '.join(task.metrics)}; files: {printable(files)}")
-        if task.name in brought:
-            print(f"{'':<16}from {brought[task.name]}")
-    if asked:
-        return
-    print(f"{NQ:<16}{SUMMARY}")
-    print(f"{'':<16}{', '.join(f'top{one}' for one in TOPS)}; with --index; files: {RELEASE}")
-    from lmcore.evaluation.finetune import TUNED
-
-    print("\nwith --finetune:\n")
-    for own in TUNED:
-        print(f"{own.name:<16}{own.summary}")
-        print(f"{'':<16}{', '.join(own.metrics)}; files: {own.release}")
-
-
-def _wanted(section: EvaluateSection, known: Sequence[Task]) -> list[tuple[Task, list[Path]]]:
-    """Return the tasks with their files.
-
-    Args:
-        section: Options of the command.
-        known: Tasks to choose from.
-
-    Raises:
-        ConfigError, DataError: The options contradict each other, or files are missing.
-    """
-    from lmcore.evaluation.chosen import chosen_tasks
-    from lmcore.evaluation.files import find_files
-    from lmcore.evaluation.task import Task
-    from lmcore.evaluation.tasks.language import plain_text
-
-    if not section.checkpoints:
-        raise ConfigError(
-            "`lmcore evaluate` needs a checkpoint",
-            why="paths after `--task` and `--task-data` are taken as their values",
-            hint="`lmcore evaluate runs/my-run --task lambada --task-data evals`",
-        )
-    _require_harness(section)
-    found = chosen_tasks(section.task, section.task_data, known, flag="--task")
-    if section.text is not None:
-        metrics = ("loss", "token_perplexity", "word_perplexity", "bits_per_byte")
-        task = Task(_TEXT, "A text.", (), plain_text, metrics, "you")
-        found.append((task, find_files(task, Path(section.text))))
-    if section.data_path:
-        from lmcore.evaluation.indexed import indexed_task
-
-        found += [(indexed_task(one), [Path(one)]) for one in dict.fromkeys(section.data_path)]
-    if not found and not section.harness:
-        raise ConfigError(
-            "`lmcore evaluate` needs a task, a text, or a data set",
-            why=f"the tasks are {', '.join(task.name for task in known)}",
-            hint="`--task lambada --task-data evals`, `--text FILE`, or `--data-path PREFIX`",
-        )
-    return found
-
-
-def _require_harness(section: EvaluateSection) -> None:
-    """Raise if tasks of lm-eval-harness, or the options for them, cannot be used.
-
-    Raises:
-        ConfigError: An option is for tasks that are not asked for, or there is no such directory.
-        MissingPackageError: lm-eval-harness is not installed.
-    """
-    if section.harness:
-        if importlib.util.find_spec("lm_eval") is None:
-            raise MissingPackageError(
-                "lm_eval", needed_for="`--harness`", install="pip install lm_eval"
-            )
-        if section.harness_include and not Path(section.harness_include).is_dir():
-            raise ConfigError(
-                f"`--harness-include {section.harness_include}` is no directory",
-                hint="give the directory that has the YAML files",
-            )
-        return
-    given = {
-        "--harness-include": section.harness_include,
-        "--num-fewshot": section.num_fewshot,
-        "--apply-chat-template": section.apply_chat_template or None,
-    }
-    for flag, value in given.items():
-        if value is not None:
-            raise ConfigError(
-                f"`{flag}` needs `--harness`", why="it is an option of lm-eval-harness's tasks"
-            )
-
-
 def _evaluate(
     section: EvaluateSection,
     checkpoints: Sequence[Path],
@@ -269,13 +167,16 @@ def _evaluate(
 ) -> None:
     """Load each model, score it and show all results; other ranks than 0 hold parts of models."""
     found: list[tuple[str, list[Result]]] = []
+    names = _distinct(checkpoints)
+    if not plan.rank.rank:
+        _say_files(section, names, wanted)
     with (
         _journal(section, plan) as journal,
         _opened(section, plan) as examples,
         started_runtime(section, plan, plugins, settings) as runtime,
     ):
         catalogue = _catalogue(section, plan)
-        for checkpoint, name in zip(checkpoints, _distinct(checkpoints), strict=True):
+        for checkpoint, name in zip(checkpoints, names, strict=True):
             with (
                 loaded_model(
                     section,
@@ -284,9 +185,9 @@ def _evaluate(
                     runtime,
                     plugins,
                     rows=BLOCK,
-                    require=lambda shape: model.require(shape.to_dict()),
+                    require=functools.partial(_require_fitting, checkpoint, model),
                 ) as loaded,
-                _pool(loaded, checkpoint, plan, runtime) as pool,
+                _pool(loaded, plan, runtime) as pool,
             ):
                 if loaded is None or plan.rank.rank:
                     continue  # its passes are computed
@@ -300,28 +201,52 @@ def _evaluate(
             found.append((name, results))
     if plan.rank.rank:
         return
-    content = json.dumps(_report(found), indent=2, allow_nan=False)
+    content = json.dumps(report(found), indent=2, allow_nan=False)
     if section.output is not None:
         write_atomically(Path(section.output), (content + "\n").encode())
     if journal is not None:
         journal.remove()  # after the results are written
-    print(content if section.json else _table(found))
+    print(content if section.json else table(found))
 
 
-@contextmanager
-def _pool(
-    loaded: LoadedModel | None, checkpoint: Path, plan: ProcessPlan, runtime: Runtime
-) -> Iterator[ReplicaPool | None]:
-    """Yield the replicas on rank 0, None for a single one; on other ranks, None at their end."""
-    if loaded is None:
-        yield None
-        return
-    if loaded.reads_source:
+def _say_files(
+    section: EvaluateSection, names: Sequence[str], wanted: Sequence[tuple[Task, list[Path]]]
+) -> None:
+    """Log the files of each task, and warn if results of another evaluation are replaced."""
+    for task, files in wanted if section.task else ():
+        where = os.path.commonpath([path.parent for path in files]) or "."
+        place = files[0] if len(files) == 1 else f"{counted(len(files), 'file')} of `{where}`"
+        logger.info("%s: %s", task.name, f"`{place}`" if len(files) == 1 else place)
+    if section.output is not None:
+        tasks = None if section.harness else [task.name for task, _ in wanted]
+        note_replaced(section.output, names, tasks)
+
+
+def _require_fitting(checkpoint: Path, model: GivenModel, shape: ModelShape) -> None:
+    """Raise if a model is not the one that is described, or reads a text to answer it.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    from lmcore.model.family import answers_prompts
+
+    if answers_prompts(shape):
         raise ConfigError(
             f"the model of `{checkpoint}` has an encoder",
             why="the tasks ask for the probabilities of a text's own continuation",
             hint="give a GPT or Llama model",
         )
+    model.require(shape.to_dict())
+
+
+@contextmanager
+def _pool(
+    loaded: LoadedModel | None, plan: ProcessPlan, runtime: Runtime
+) -> Iterator[ReplicaPool | None]:
+    """Yield the replicas on rank 0, None for a single one; on other ranks, None at their end."""
+    if loaded is None:
+        yield None
+        return
     if getattr(loaded.model, "answers", None) is False and not plan.rank.rank:
         logger.warning("the model reads neighbours, and is scored without any")
     if plan.layout.data == 1:
@@ -453,35 +378,3 @@ def _opened(section: EvaluateSection, plan: ProcessPlan) -> AbstractContextManag
     if section.examples is None or plan.rank.rank:
         return nullcontext()
     return open_output_file(Path(section.examples))
-
-
-def _report(found: Sequence[tuple[str, list[Result]]]) -> dict[str, object]:
-    """Return the JSON object: for each checkpoint and task the metrics, errors and counts."""
-    return {
-        checkpoint: {
-            result.name: {
-                "examples": result.count,
-                "cut_contexts": result.cut,
-                "seconds": round(result.seconds, 3),
-                "metrics": metrics_record(result.metrics),
-                **result.details(),
-            }
-            for result in results
-        }
-        for checkpoint, results in found
-    }
-
-
-def _table(found: Sequence[tuple[str, list[Result]]]) -> str:
-    """Return the table: a row for each metric of a task, a column for each checkpoint."""
-    heads = [printable(checkpoint) for checkpoint, _ in found]
-    rows = [["task", "examples", "metric", *heads]]
-    for number, first in enumerate(found[0][1]):
-        for name in first.metrics:
-            values = []
-            for _, results in found:
-                one = results[number].metrics[name]
-                error = "" if one.error is None else f" ± {one.error:.4f}"
-                values.append(f"{one.value:.4f}{error}")
-            rows.append([first.name, f"{first.count:,}", name, *values])
-    return aligned(rows)

@@ -161,24 +161,24 @@ def plan_processes(
     def fits(processes: int) -> bool:
         return processes % number == 0 if replicas else processes == number
 
+    several = "a multiple of it for replicas of the model, " if replicas else ""
     if asked is not None and not fits(asked):
         raise ConfigError(
             f"`--nproc-per-node {asked}` contradicts `--tensor-model-parallel-size` and "
             "`--pipeline-model-parallel-size`",
             why=f"they are {product}",
-            hint=f"`--nproc-per-node {number}`, or leave it out",
+            hint=f"`--nproc-per-node {number}`, {several}or leave it out",
         )
     end_with_launcher(os.environ)
     os.environ.update(translate(os.environ))
-    several = number > 1 or replicas
-    rank = rank_info(os.environ) if several else only_process(os.environ)
+    rank = rank_info(os.environ) if number > 1 or replicas else only_process(os.environ)
     if rank.world_size > 1:
         log.configure(rank=rank.rank, world_size=rank.world_size)
     if started_by_launcher(os.environ) and not fits(rank.world_size):
         raise ConfigError(
             f"a launcher started {rank.world_size} of the {number} processes of the model",
             why=f"they are {product}",
-            hint=f"start {number}, or change the sizes",
+            hint=f"start {number}, {several}or change the sizes",
         )
     processes = max(rank.world_size, asked or number)
     layout = dataclasses.replace(layout, data=processes // number)

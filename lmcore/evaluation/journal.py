@@ -2,6 +2,7 @@
 
 The file has a JSON line for each pass: the key of the task's requests and of the model, and the
 results by the number of the request.  A line that is cut off at the end of the file is left out.
+Results that the evaluation did not ask for are of another one, and stay in the file at its end.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
+from lmcore.base.durable import AtomicFile
 from lmcore.base.errors import RunError, counted
 from lmcore.evaluation.likelihood import Scored
 from lmcore.evaluation.score import LogLikelihood
@@ -52,6 +54,7 @@ class Journal:
         """
         self.path = path
         self._places: dict[str, list[int]] = {}
+        self._own: set[str] = set()
         try:
             if path.exists():
                 self._read()
@@ -71,6 +74,7 @@ class Journal:
             RunError: The file cannot be read.
         """
         found: dict[int, LogLikelihood] = {}
+        self._own.add(key)
         if key not in self._places:
             return found
         try:
@@ -89,18 +93,38 @@ class Journal:
             key: Result of `requests_key`.
             found: Results by the number of the request.
         """
+        self._own.add(key)
         results = [[number, one.logprob, one.greedy, one.tokens] for number, one in found.items()]
         self._stream.write(json.dumps({"key": key, "results": results}) + "\n")
         self._stream.flush()
 
     def close(self) -> None:
-        """Close the file, which stays."""
+        """Close the file, which stays if it has results."""
         self._stream.close()
+        if self.path.exists() and not self.path.stat().st_size:
+            self.path.unlink(missing_ok=True)
 
     def remove(self) -> None:
-        """Close and remove the file: the evaluation is complete."""
+        """Close the file and remove what it has of this evaluation, which is complete."""
         self._stream.close()
-        self.path.unlink(missing_ok=True)
+        left = sorted(
+            place
+            for key, places in self._places.items()
+            if key not in self._own
+            for place in places
+        )
+        if not left:
+            self.path.unlink(missing_ok=True)
+            return
+        with self.path.open("rb") as stream, AtomicFile(self.path) as kept:
+            for place in left:
+                stream.seek(place)
+                kept.write(stream.readline(_LONGEST))
+        logger.warning(
+            "`%s` keeps results of another evaluation, which was stopped; remove it if that one is "
+            "not to be continued",
+            self.path,
+        )
 
     def _read(self) -> None:
         """Find the lines that have results of each key; the results stay in the file."""

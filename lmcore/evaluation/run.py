@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,14 @@ from lmcore.evaluation.indexed import require_tokenizer
 from lmcore.evaluation.journal import Journal, requests_key
 from lmcore.evaluation.likelihood import Likelihoods, PassPool, Scored
 from lmcore.evaluation.requests import RequestMaker
-from lmcore.evaluation.score import LogLikelihood, Metric, Score, metrics_of, score_of
+from lmcore.evaluation.score import (
+    LogLikelihood,
+    Metric,
+    Score,
+    check_kind,
+    metrics_of,
+    score_of,
+)
 from lmcore.evaluation.task import Choices, Example, Streamed, Task, Tokens
 from lmcore.evaluation.texts import score_texts
 
@@ -206,10 +214,12 @@ class Evaluation:
             files: Files of the task.
 
         Raises:
+            ConfigError: A metric of the task is for other examples.
             DataError: A file has another layout, or an example has nothing to predict.
         """
         examples = iter_examples(task, files)
         first = next(examples)
+        check_kind(task, type(first))
         examples = itertools.islice(itertools.chain([first], examples), self._limit)
         if isinstance(first, Tokens):
             for path in files:
@@ -274,6 +284,10 @@ class Evaluation:
             record=record,
         )
         metrics = metrics_of(asked.task.metrics, [found.score])
+        for undefined in [one for one, metric in metrics.items() if math.isnan(metric.value)]:
+            logger.warning(
+                "`%s` of `%s` is undefined: the texts have nothing to count", undefined, name
+            )
         return TaskResult(asked.task, (), (found.score,), metrics, 0, found.seconds, found.count)
 
 
@@ -314,6 +328,7 @@ def ask(
         limit: Number of examples that are taken from the beginning; None: all.
 
     Raises:
+        ConfigError: A metric of the task is for other examples.
         DataError: A file has another layout, or an example has nothing to predict.
     """
     return _asked(task, examples_of(task, files)[:limit], maker)
@@ -323,6 +338,7 @@ def _asked(task: Task, examples: Sequence[Example], maker: RequestMaker) -> Aske
     asked = []
     cut = maker.cut
     for number, example in enumerate(examples, 1):
+        check_kind(task, type(example))
         try:
             asked.append(_with_common_contexts(maker.of(example)))
         except DataError as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import get_args
 
 from lmcore.base.errors import ConfigError, suggestion
 from lmcore.evaluation.task import (
@@ -15,6 +16,7 @@ from lmcore.evaluation.task import (
     Continued,
     Example,
     Stream,
+    Streamed,
     Task,
     Text,
     TextFile,
@@ -27,6 +29,7 @@ __all__ = [
     "Metric",
     "Score",
     "TextSize",
+    "check_kind",
     "check_metrics",
     "metrics_of",
     "score_of",
@@ -157,6 +160,26 @@ def check_metrics(task: Task) -> None:
         )
 
 
+def check_kind(task: Task, kind: type[Example]) -> None:
+    """Raise unless all metrics of a task are defined for a kind of examples.
+
+    Args:
+        task: The task, whose metrics are known ones.
+        kind: Class of its examples.
+
+    Raises:
+        ConfigError: A metric is for other examples.
+    """
+    fitting = [name for name, one in METRICS.items() if issubclass(kind, one.kinds)]
+    for name in task.metrics:
+        if name not in fitting:
+            raise ConfigError(
+                f"the task `{task.name}` has the metric `{name}`, which its examples do not have",
+                why=f"they are {next(_KINDS[one] for one in kind.mro() if one in _KINDS)}",
+                hint=f"the metrics that fit are {', '.join(f'`{one}`' for one in fitting)}",
+            )
+
+
 def metrics_of(names: Sequence[str], scores: Sequence[Score]) -> dict[str, Metric]:
     """Return the metrics of a task.
 
@@ -164,7 +187,7 @@ def metrics_of(names: Sequence[str], scores: Sequence[Score]) -> dict[str, Metri
         names: Names of metrics.
         scores: Score of each example.
     """
-    return {name: METRICS[name](name, scores) for name in names}
+    return {name: METRICS[name].function(name, scores) for name in names}
 
 
 def _share(name: str, scores: Sequence[Score]) -> Metric:
@@ -224,18 +247,41 @@ def _per(scores: Sequence[Score], counts: Sequence[int]) -> float:
 
 
 def _exp(value: float) -> float:
-    return math.exp(value) if value < 700 else math.inf
+    return math.inf if value >= 700 else math.exp(value)  # nan stays
 
 
-METRICS: Mapping[str, Callable[[str, Sequence[Score]], Metric]] = {
-    "acc": _share,
-    "acc_norm": _share,
-    "perplexity": _end_perplexity,
-    "loss": _loss,
-    "token_perplexity": _token_perplexity,
-    "word_perplexity": _word_perplexity,
-    "adjusted_perplexity": _adjusted_perplexity,
-    "byte_perplexity": _byte_perplexity,
-    "bits_per_byte": _bits_per_byte,
+@dataclass(frozen=True)
+class _Defined:
+    """Definition of a metric.
+
+    Attributes:
+        function: Returns the value for the metric's name and the scores of all examples.
+        kinds: Examples that have it.
+    """
+
+    function: Callable[[str, Sequence[Score]], Metric]
+    kinds: tuple[type[Example], ...]
+
+
+_TEXTS = (Text, TextFile)
+_KINDS: Mapping[type[Example], str] = {
+    **dict.fromkeys(_TEXTS, "texts"),
+    Stream: "texts that are predicted as one stream",
+    Tokens: "documents of tokens",
+    Continued: "texts with their ends",
+    Choices: "questions with choices",
 }
-"""Function of each metric."""
+"""Words for each kind of examples."""
+
+METRICS: Mapping[str, _Defined] = {
+    "acc": _Defined(_share, (Continued, Choices)),
+    "acc_norm": _Defined(_share, (Choices,)),
+    "perplexity": _Defined(_end_perplexity, (Continued,)),
+    "loss": _Defined(_loss, (*get_args(Streamed), Continued)),
+    "token_perplexity": _Defined(_token_perplexity, (*get_args(Streamed), Continued)),
+    "word_perplexity": _Defined(_word_perplexity, _TEXTS),
+    "adjusted_perplexity": _Defined(_adjusted_perplexity, (Stream,)),
+    "byte_perplexity": _Defined(_byte_perplexity, _TEXTS),
+    "bits_per_byte": _Defined(_bits_per_byte, _TEXTS),
+}
+"""Definition of each metric."""

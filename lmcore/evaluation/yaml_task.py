@@ -18,6 +18,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from lmcore.base.bounded_file import read_bounded_file
 from lmcore.base.errors import ConfigError, DataError, suggestion
 from lmcore.evaluation.files import Row, json_rows
+from lmcore.evaluation.score import check_kind, check_metrics
 from lmcore.evaluation.task import Choices, Continued, Example, Task, Text
 
 __all__ = ["yaml_task"]
@@ -32,6 +33,7 @@ _KINDS: Mapping[str, tuple[str, ...]] = {
     "choices": ("context", "choices", "choice", "gold"),
 }
 """Keys of each kind of example."""
+_EXAMPLES: Mapping[str, type[Example]] = {"text": Text, "end": Continued, "choices": Choices}
 _OPTIONAL = frozenset({"release", "metrics", "choice"})
 _METRICS: Mapping[str, tuple[str, ...]] = {
     "text": ("loss", "token_perplexity", "word_perplexity", "bits_per_byte"),
@@ -75,7 +77,7 @@ def yaml_task(path: Path) -> Task:
             yield make(row)
 
     keys = _Keys(given, path)
-    return Task(
+    task = Task(
         keys.text("name"),
         keys.text("summary"),
         keys.texts("files"),
@@ -83,6 +85,9 @@ def yaml_task(path: Path) -> Task:
         keys.texts("metrics") if "metrics" in given else _METRICS[kind],
         keys.text("release") if "release" in given else f"the author of `{path}`",
     )
+    check_metrics(task)
+    check_kind(task, _EXAMPLES[kind])
+    return task
 
 
 def _mapping(path: Path) -> dict[Any, Any]:

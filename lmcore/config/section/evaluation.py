@@ -28,7 +28,7 @@ class EvaluationSection:
         "the file of one task.",
         metavar="DIR",
         on_resume=FREE,
-        needs=_TASKS,
+        needs=_TASKS.else_error("these are the files of the tasks that score the model"),
         paths=NAMED,
     )
     eval_tasks_interval: int = option(
@@ -36,12 +36,12 @@ class EvaluationSection:
         "Steps between scores of eval_tasks, which the last step has, too; 0: only after the last.",
         minimum=0,
         on_resume=FREE,
-        needs=_TASKS.or_off(0),
+        needs=_TASKS.or_off(0).else_error("it is the interval of those tasks"),
     )
     eval_tasks_limit: int | None = option(
         None,
         "Take this many examples from the beginning of each of eval_tasks.",
         minimum=1,
         on_resume=FREE,
-        needs=_TASKS,
+        needs=_TASKS.else_error("it is the number of examples of those tasks"),
     )

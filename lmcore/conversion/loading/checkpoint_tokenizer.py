@@ -79,8 +79,8 @@ def tokenizer_of(
         )
     if choice != NO_CHOICE and state.vocab_size is not None and ids < state.vocab_size:
         logger.warning(
-            "tokenizer `%s` has %d ids, and the model in `%s` has %d tokens: is it the one that "
-            "the model was trained with?",
+            "tokenizer `%s` has %d ids, and the model in `%s` has %d tokens: if it is not the one "
+            "that the model was trained with, its texts and scores mean nothing",
             *(tokenizer.name, ids, state.path, state.vocab_size),
         )
     return tokenizer

@@ -263,6 +263,7 @@ CHOICES = (
         (
             *(f"[Rr][Aa][Cc][Ee]*/{one}" for one in _RACE),
             *_RACE,
+            *("high/*.txt", "middle/*.txt", "[0-9]*.txt"),  # a part, or one level of it
         ),
         _race,
         ("acc", "acc_norm"),

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from lmcore.base.errors import DataError
 from lmcore.evaluation.files import json_rows, read_lines, read_pieces, read_text
 from lmcore.evaluation.task import Continued, Stream, Task, Text, TextFile, within
 
@@ -62,8 +63,14 @@ def plain_text(path: Path) -> Iterator[Text | TextFile]:
             text = row.text("text", "page")
             yield Text(text, text)
         return
-    if next(read_pieces(path), ""):
-        yield TextFile(path, lambda: read_pieces(path))
+    empty = True
+    for piece in read_pieces(path):
+        if piece.strip():
+            yield TextFile(path, lambda: read_pieces(path))
+            return
+        empty = False
+    if not empty:
+        raise DataError(f"`{path}` has no words", why="it has only spaces and ends of lines")
 
 
 def _articles(path: Path) -> Iterator[Text]:

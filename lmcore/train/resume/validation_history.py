@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from lmcore.base.errors import counted
+from lmcore.config.derived.data_source import own_values
 from lmcore.train.resume.saved_run import part_of, setting_pair
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ _DATA = (
     *("split", "split_rule", "seq_length", "eval_iters"),
 )
 """Options that choose the validation samples: losses of other samples are not compared."""
+_SETS = ("valid_data", "valid_weighted_split_paths")
+"""Options among them that may have named validation sets beside."""
 
 
 @dataclass
@@ -75,7 +78,11 @@ class ValidationHistory:
             return {}, []
         meta = plan.resume.manifest.meta
         saved, config = part_of(meta, KEY), part_of(meta, "config", "config")
-        pairs = [(name, *setting_pair(plan, plan.options[name], config)) for name in _DATA]
+        pairs = [
+            (name, *(_of_loss(plan, name, one) for one in pair))
+            for name in _DATA
+            for pair in [setting_pair(plan, plan.options[name], config)]
+        ]
         return saved, [name for name, before, now in pairs if saved and before != now]
 
     def add(self, step: int, loss: float, *, delta: float = 0.0) -> None:
@@ -110,3 +117,12 @@ class ValidationHistory:
     def to_dict(self) -> Mapping[str, Any]:
         """Return the fields, for a checkpoint's `meta`."""
         return asdict(self)
+
+
+def _of_loss(plan: RunPlan, name: str, value: Any) -> Any:
+    """Return the value of an option without validation sets that the run's loss is not of."""
+    words = isinstance(value, list) and all(isinstance(one, str) for one in value)
+    if not words or name not in _SETS or plan.sources.validates_on_sets_alone:
+        return value
+    given: dict[str, Any] = {name: tuple(value)}
+    return list(own_values(replace(plan.config.data, **given), name))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from lmcore.data.tokenizer import ByteTokenizer
 from lmcore.data.tokenizer.saved import save_tokenizer
 from lmcore.families.gpt.model import GPT
 from lmcore.families.op_binding import OpBinding
+from lmcore.model.family import parameter_shapes
 from lmcore.model.shape import ModelShape
 
 SHAPE = ModelShape(2, 24, 3, 40, 64, 384, init_method_std=0.3)
@@ -215,6 +217,91 @@ def test_a_metric_misspelt(runs: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has no metric `acc_nrm`") as caught:
         call(runs, "--task", str(tmp_path / "own.py"), "--task-data", str(tmp_path))
     assert "`acc_norm`" in str(caught.value.hint)
+
+
+def test_a_metric_of_other_examples(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a Python task it is found with the first example, before any pass."""
+    from lmcore.evaluation.likelihood import Likelihoods
+
+    (tmp_path / "own.py").write_text(
+        "from lmcore.evaluation.task import Continued, Task\n"
+        "def ends(path):\n    yield Continued('It is', ' so')\n"
+        "MINE = Task('mine', 'Mine.', ('mine.jsonl',), ends, ('acc', 'acc_norm'), 'me')\n"
+    )
+    (tmp_path / "mine.jsonl").touch()
+    monkeypatch.setattr(Likelihoods, "compute", None)
+    with pytest.raises(ConfigError, match="has the metric `acc_norm`") as caught:
+        call(runs, "--task", str(tmp_path / "own.py"), "--task-data", str(tmp_path))
+    assert "texts with their ends" in str(caught.value.why)
+    assert "`acc`, `perplexity`, `loss`" in str(caught.value.hint)
+
+
+def test_texts_without_words(
+    runs: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Their perplexity of a word is undefined, and a line says so."""
+    (tmp_path / "a.jsonl").write_text('{"text": "\\n\\n"}\n')
+    assert call(runs, "--text", str(tmp_path / "a.jsonl"), "--json") == 0
+    (found,) = json.loads(capsys.readouterr().out).values()
+    assert found["text"]["metrics"]["word_perplexity"]["value"] is None
+    assert found["text"]["metrics"]["loss"]["value"] > 0
+    assert "`word_perplexity` of `text` is undefined" in caplog.text
+
+
+def test_an_error_says_what_is_kept(runs: Path, tmp_path: Path) -> None:
+    """An error before the first pass leaves no file; after it, the command continues."""
+    path = tmp_path / "a.json"
+    flags = ["--text", str(tmp_path / "a.jsonl"), "--output", str(path)]
+    flags += ["--task", "lambada", "--task-data", str(runs)]
+    (tmp_path / "a.jsonl").write_text('{"a": 1}')
+    with pytest.raises(DataError) as caught:
+        call(runs, *flags)
+    assert not hasattr(caught.value, "__notes__")
+    assert not list(tmp_path.glob("*.part"))
+    (tmp_path / "a.jsonl").write_text('{"text": "It is."}\n{"a": 1}')
+    with pytest.raises(DataError) as caught:
+        call(runs, *flags)
+    assert caught.value.__notes__ == [
+        f"the same command continues, with the results in `{path}.part`"
+    ]
+
+
+def test_a_model_with_an_encoder_is_refused_before_its_tokenizer(
+    runs: Path, tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {
+        "decoder_num_layers": 2,
+        "relative_attention_num_buckets": 8,
+        "relative_attention_max_distance": 12,
+        "t5_feed_forward": "gelu",
+        "t5_scaled_attention": True,
+        "t5_scaled_head": False,
+        "t5_head_bias": True,
+    }
+    further = tuple(sorted(settings.items()))
+    own = ModelShape(2, 24, 3, 40, 64, 384, model_family="t5", further=further)
+    tensors = {f"model.{n}": torch.zeros(size) for n, size in parameter_shapes(own).items()}
+    save_checkpoint(tmp_path / "t5/checkpoints", 5, tensors, {}, model_shape=own.to_dict())
+    with pytest.raises(ConfigError, match="has an encoder"):
+        call(runs, "--text", str(runs / "book.txt"), checkpoints=(str(tmp_path / "t5"),))
+
+
+def test_the_files_of_tasks_are_said(runs: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    assert call(runs, "--task", "lambada", "--task-data", str(runs)) == 0
+    assert f"lambada: `{runs / 'lambada_test.jsonl'}`" in caplog.text
+
+
+def test_replicas_are_in_the_hint_of_a_wrong_number(runs: Path) -> None:
+    flags = ["--tensor-model-parallel-size", "2", "--nproc-per-node", "3"]
+    with pytest.raises(ConfigError, match="contradicts") as caught:
+        call(runs, "--text", str(runs / "book.txt"), *flags)
+    assert "a multiple of it for replicas" in str(caught.value.hint)
 
 
 def test_nothing_to_evaluate() -> None:

@@ -57,3 +57,27 @@ def test_keys_tell_apart() -> None:
 def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="to continue the evaluation"):
         Journal(tmp_path / "nothing" / "a.part")
+
+
+def test_results_of_another_evaluation_stay(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are left in the file at the end, with a line that says so."""
+    path = tmp_path / "a.part"
+    journal = Journal(path)
+    for key in ("one", "two", "one"):
+        journal.add(key, RESULTS)
+    journal.close()
+    other = Journal(path)
+    assert other.known("two") == RESULTS
+    other.add("three", RESULTS)
+    other.remove()
+    assert "keeps results of another evaluation" in caplog.text
+    with closing(Journal(path)) as again:
+        assert (again.known("one"), again.known("two"), again.known("three")) == (RESULTS, {}, {})
+
+
+def test_a_file_without_results_does_not_stay(tmp_path: Path) -> None:
+    """An evaluation that fails before its first pass leaves none."""
+    Journal(tmp_path / "a.part").close()
+    assert not list(tmp_path.iterdir())

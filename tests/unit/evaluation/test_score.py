@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from lmcore.evaluation.score import LogLikelihood, metrics_of, score_of
+from lmcore.evaluation.score import LogLikelihood, Score, metrics_of, score_of
 from lmcore.evaluation.task import Choices, Continued, Text
 
 
@@ -67,3 +67,9 @@ def test_extremes() -> None:
     """A model of equal probabilities has chance; perplexity beyond float64 is infinite."""
     score = score_of(Text("a", "a"), likely(-1e6))
     assert metrics_of(["word_perplexity"], [score])["word_perplexity"].value == math.inf
+
+
+def test_a_perplexity_of_no_words_is_undefined() -> None:
+    likelihood = LogLikelihood(-1.0, True, 2)
+    found = metrics_of(["word_perplexity"], [Score((likelihood,), bytes=2)])
+    assert math.isnan(found["word_perplexity"].value)

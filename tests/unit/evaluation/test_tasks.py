@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import typing
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from lmcore.base.errors import ConfigError, DataError
 from lmcore.evaluation.chosen import named_tasks
 from lmcore.evaluation.files import examples_of, find_files
+from lmcore.evaluation.score import check_kind
 from lmcore.evaluation.task import Choices, Continued, Example, Task, Text, TextFile
 from lmcore.evaluation.tasks import TASKS
 from lmcore.evaluation.tasks.language import plain_text, wikitext_text
@@ -328,3 +330,27 @@ def test_the_folder_of_race(tmp_path: Path) -> None:
     path.parent.mkdir(parents=True)
     path.write_text("x")
     assert find_files(BY_NAME["race"], tmp_path) == [path]
+
+
+@pytest.mark.parametrize("place", ["RACE/dev/high", "RACE/dev", "RACE", "."])
+def test_a_part_of_race(tmp_path: Path, place: str) -> None:
+    """A folder of articles, a part of the release, and the release itself have its files."""
+    path = tmp_path / "RACE/dev/high/12.txt"
+    path.parent.mkdir(parents=True)
+    path.touch()
+    (tmp_path / "notes.txt").touch()
+    assert find_files(BY_NAME["race"], tmp_path / place) == [path]
+
+
+def test_a_text_without_words(tmp_path: Path) -> None:
+    (tmp_path / "blank.txt").write_text("\n \n" * 9)
+    with pytest.raises(DataError, match="has no words"):
+        list(plain_text(tmp_path / "blank.txt"))
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_metrics_fit_the_examples(task: Task) -> None:
+    """Each task's metrics are defined for its examples."""
+    hints = typing.get_type_hints(task.examples)["return"]
+    for kind in typing.get_args(typing.get_args(hints)[0]) or typing.get_args(hints):
+        check_kind(task, kind)

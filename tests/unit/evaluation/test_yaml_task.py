@@ -117,3 +117,19 @@ def test_wrong_files(tmp_path: Path, text: str, message: str, help_text: str) ->
 def test_wrong_rows(tmp_path: Path, text: str, row: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
         examples(tmp_path, text, row)
+
+
+@pytest.mark.parametrize(
+    "text,metric,fitting",
+    [
+        (HEAD + "kind: text\ntext: '{{ q }}'\n", "acc", "`loss`"),
+        (HEAD + "kind: end\ncontext: a\nend: b\n", "acc_norm", "`acc`"),
+        (CHOICES, "word_perplexity", "`acc_norm`"),
+    ],
+)
+def test_metrics_of_another_kind(tmp_path: Path, text: str, metric: str, fitting: str) -> None:
+    """The file is refused before any data are read; the hint has the metrics that fit."""
+    with pytest.raises(ConfigError, match=f"has the metric `{metric}`") as caught:
+        examples(tmp_path, f"{text}metrics: [{metric}]\n")
+    assert fitting in str(caught.value.hint)
+    assert f"`{metric}`" not in str(caught.value.hint)

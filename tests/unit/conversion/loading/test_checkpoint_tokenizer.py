@@ -139,7 +139,8 @@ def test_fewer_ids_than_tokens(tmp_path: Path, caplog: pytest.LogCaptureFixture)
     state = read_state(named(tmp_path, None, tokens=320))
     tokenizer_of(state, NULL)
     assert "has 301 ids, and the model in" in caplog.text
-    assert "has 320 tokens: is it the one" in caplog.text
+    assert "has 320 tokens: if it is not the one" in caplog.text
+    assert "scores mean nothing" in caplog.text
 
 
 def test_settings_of_the_number_of_tokens(tmp_path: Path) -> None:

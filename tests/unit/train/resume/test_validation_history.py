@@ -69,3 +69,26 @@ def test_a_run_that_resumes(make_plan: Any, caplog: Any, flags: str, kept: bool)
     plan = dataclasses.replace(plan, config=config, resume=SimpleNamespace(manifest=manifest))
     assert ValidationHistory.announced(plan) == (saved if kept else ValidationHistory())
     assert ("`eval_iters` changed" in caplog.text) == ("3" in flags)
+
+
+@pytest.mark.parametrize(
+    "split, more, kept",
+    [
+        ("969,30,1", "", True),
+        ("969,30,1", " --eval-iters 3", False),
+        ("1,0,0", "", False),
+    ],
+)
+def test_named_sets_beside_the_validation_data(
+    make_plan: Any, data_prefix: str, caplog: Any, split: str, more: str, kept: bool
+) -> None:
+    """The loss is of the other validation data, if there are any: sets do not change it."""
+    caplog.set_level("INFO")
+    words = f"--valid-data old={data_prefix} --split {split} --eval-iters 2"
+    before = dataclasses.asdict(make_plan(words).config)
+    saved = ValidationHistory(2.0, 4, 2.1, 1)
+    manifest = SimpleNamespace(meta={KEY: saved.to_dict(), "config": {"config": before}})
+    words = f"--valid-data web={data_prefix} --split {split}{more or ' --eval-iters 2'}"
+    plan = dataclasses.replace(make_plan(words), resume=SimpleNamespace(manifest=manifest))
+    assert ValidationHistory.announced(plan) == (saved if kept else ValidationHistory())
+    assert ("are not compared" in caplog.text) != kept
