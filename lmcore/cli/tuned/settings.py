@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,11 +16,14 @@ from lmcore.config.section.tokenizer import TokenizerSection
 
 if TYPE_CHECKING:
     from lmcore.cli.evaluate_section import EvaluateSection
+    from lmcore.config.tokenizer import TokenizerSettings
     from lmcore.evaluation.finetune.record import Part, TunedTask
     from lmcore.model.shape import ModelShape
     from lmcore.plugin import PluginSet
 
 __all__ = ["TunedSettings", "settings_of", "shape_of", "with_own_tokens"]
+
+logger = logging.getLogger(__name__)
 
 _ALSO_OF_TRAINING = (
     *("device", "plugin_off", "precision", "ops", "strict_ops", "deterministic", "num_threads"),
@@ -214,7 +218,8 @@ def _positions(section: EvaluateSection, checkpoint: Path) -> int | None:
 def with_own_tokens(section: EvaluateSection, checkpoint: Path) -> EvaluateSection:
     """Return the options with a chosen WordPiece without `[BOS]`, `[EOS]` if the model's has none.
 
-    Such a model has no rows for them, and they are in no row of a task.
+    Such a model has no rows for them, and they are in no row of a task.  The choice is left out if
+    the checkpoint has the same tokens in a `tokenizer.json`.
 
     Args:
         section: Options of the command.
@@ -240,7 +245,25 @@ def with_own_tokens(section: EvaluateSection, checkpoint: Path) -> EvaluateSecti
         model = ForeignModels().describe(checkpoint, section.ckpt_step)
         rows = None if model is None else model.vocab_size or model.shape.padded_vocab_size
         surplus = rows is not None and tokenizer_from(choice).vocab_size > rows
+        if surplus and model is not None and _is_own(model.tokenizer, choice):
+            logger.info(
+                "`--vocab-file %s` has the tokens of the checkpoint's own tokenizer, which is used",
+                choice.vocab_file,
+            )
+            return dataclasses.replace(section, tokenizer_type=None, vocab_file=None)
     return dataclasses.replace(section, add_special_tokens=False) if surplus else section
+
+
+def _is_own(own: TokenizerSettings | None, chosen: TokenizerSettings) -> bool:
+    """Return True if a `tokenizer.json` of the checkpoint has the tokens of a chosen WordPiece."""
+    from lmcore.data.tokenizer import tokenizer_from
+
+    if own is None or own.tokenizer_type in _WORDPIECES:
+        return False
+    bare = dataclasses.replace(chosen, add_special_tokens=False)
+    # Which token ends a document, `[SEP]` or none, changes nothing: rows are no documents.
+    spellings = [getattr(tokenizer_from(one), "spellings", None) for one in (own, bare)]
+    return spellings[0] is not None and spellings[0] == spellings[1]
 
 
 def _micro_batch(section: EvaluateSection, batch: int, most: int, plugins: PluginSet) -> int:

@@ -9,6 +9,7 @@ import pytest
 
 from lmcore.cli.evaluate_section import EvaluateSection
 from lmcore.cli.tuned.settings import with_own_tokens
+from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.train.resume.foreign import ForeignModels
 
 VOCABULARY = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "red", "house")
@@ -28,7 +29,7 @@ def test_tokens_after_the_vocabulary(
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     (tmp_path / "model.safetensors").write_bytes(b"")
     (tmp_path / "vocab.txt").write_text("\n".join(VOCABULARY) + "\n")
-    described = SimpleNamespace(vocab_size=rows)
+    described = SimpleNamespace(vocab_size=rows, tokenizer=None)
     monkeypatch.setattr(ForeignModels, "describe", lambda *_: described)
     section = EvaluateSection(
         vocab_file=str(tmp_path / "vocab.txt"),
@@ -36,3 +37,22 @@ def test_tokens_after_the_vocabulary(
         add_special_tokens=given,
     )
     assert with_own_tokens(section, tmp_path).add_special_tokens is wanted
+
+
+def test_the_same_tokens_in_a_pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The `tokenizer.json` of the checkpoint is used if a given `vocab.txt` has its tokens."""
+    tokenizers = pytest.importorskip("tokenizers")
+    ids = {token: number for number, token in enumerate(VOCABULARY)}
+    model = tokenizers.models.WordPiece(vocab=ids, unk_token="[UNK]")
+    tokenizers.Tokenizer(model).save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    own = TokenizerSettings("HuggingFaceTokenizer", tokenizer_name_or_path=str(tmp_path))
+    described = SimpleNamespace(vocab_size=8, tokenizer=own)
+    monkeypatch.setattr(ForeignModels, "describe", lambda *_: described)
+    for last, left_out in {"house": True, "tree": False}.items():
+        path = tmp_path / f"{last}.txt"
+        path.write_text("\n".join([*VOCABULARY[:-1], last]) + "\n")
+        section = EvaluateSection(vocab_file=str(path), tokenizer_type="BertWordPieceLowerCase")
+        found = with_own_tokens(section, tmp_path)
+        assert (found.vocab_file is None, found.tokenizer_type is None) == (left_out, left_out)
