@@ -98,7 +98,9 @@ def test_replicas_of_divided_models(run: Path, tmp_path: Path, axis: str) -> Non
 
 
 def test_an_error_ends_all(run: Path, tmp_path: Path) -> None:
-    """The message is of the replica that failed; what is found before is kept."""
+    """The message is of the replica that failed; what was found before is kept."""
+    part = tmp_path / "a.json.part"
+    part.write_text(before := '{"key": "a", "results": [[0, -1.0, true, 1]]}\n')
     script = tmp_path / "failing.py"
     script.write_text(FAILING)
     command = ["-m", "torch.distributed.run", "--nproc-per-node", "2", str(script)]
@@ -107,7 +109,8 @@ def test_an_error_ends_all(run: Path, tmp_path: Path) -> None:
     assert status
     assert "this replica is broken" in errors
     assert "rank 1 stopped the run" in errors
-    assert (tmp_path / "a.json.part").exists()
+    assert part.read_text().startswith(before)
+    assert "the same command continues" in errors
 
 
 def test_processes_that_do_not_fit(run: Path) -> None:
