@@ -21,14 +21,14 @@ def test_a_lost_directory_is_created_again(
     whole = train_once(FLAGS)
     step = RunReport.step
 
-    def lose(self: RunReport, record: Any, validation: Any = None) -> None:
+    def lose(self: RunReport, record: Any, *more: Any) -> None:
         if record.step == 3:
             directory = self.directory.path
             if way == "removed":
                 shutil.rmtree(directory)
             else:
                 directory.rename(directory.with_name("elsewhere"))
-        step(self, record, validation)
+        step(self, record, *more)
 
     monkeypatch.setattr(RunReport, "step", lose)
     monkeypatch.setattr("lmcore.train.report.run_report._LOOK_SECONDS", 0.0)
@@ -49,13 +49,13 @@ def test_another_run_in_its_place_ends_the_run(train: Any, monkeypatch: pytest.M
     """A run never mixes with the run that has taken its path."""
     step = RunReport.step
 
-    def exchange(self: RunReport, record: Any, validation: Any = None) -> None:
+    def exchange(self: RunReport, record: Any, *more: Any) -> None:
         if record.step == 3:
             directory = self.directory.path
             directory.rename(directory.with_name("elsewhere"))
             directory.mkdir()
             LockFile(directory / "run.lock").acquire()
-        step(self, record, validation)
+        step(self, record, *more)
 
     monkeypatch.setattr(RunReport, "step", exchange)
     monkeypatch.setattr("lmcore.train.report.run_report._LOOK_SECONDS", 0.0)
@@ -71,13 +71,13 @@ def test_a_lost_lock(train: Any, monkeypatch: pytest.MonkeyPatch, owner: str) ->
     step = RunReport.step
     locked = []
 
-    def lose(self: RunReport, record: Any, validation: Any = None) -> None:
+    def lose(self: RunReport, record: Any, *more: Any) -> None:
         lock = self.directory.path / "run.lock"
         if record.step == 3:
             lock.unlink()
             if owner == "another run":
                 LockFile(lock).acquire()
-        step(self, record, validation)
+        step(self, record, *more)
         locked.append(lock.exists())
 
     monkeypatch.setattr(RunReport, "step", lose)

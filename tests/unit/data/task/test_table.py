@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -204,33 +203,3 @@ def test_wrong_choices(choices: Any, label: Any, message: str, tmp_path: Path) -
     with pytest.raises(DataError) as caught:
         list(read_rows([path], CHOICES))
     assert message in caught.value.what
-
-
-def test_the_rows_of_the_guides_script_for_race(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The files of RACE become rows that the command of the guide reads."""
-    guide = Path(__file__).parents[4] / "docs/how-to/fine-tune-a-classifier.md"
-    text = guide.read_text(encoding="utf-8")
-    (script,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    flags = text.partition("--task-data race.jsonl")[2]
-    columns = re.search(r"--task-text (\S+) (\S+) --task-choices (\S+) --task-label (\S+)", flags)
-    assert columns is not None
-    monkeypatch.chdir(tmp_path)
-    for folder in ("RACE/train/middle", "RACE/train/high", "RACE/dev/high"):
-        passage = {
-            "article": f"An article of {folder}, naïve.",
-            "questions": ["Who?", "What _ is?"],
-            "options": [["a", "b", "c", "d"], ["e", "f", "g", "h"]],
-            "answers": ["D", "A"],
-            "id": "high1.txt",
-        }
-        Path(folder).mkdir(parents=True)
-        Path(folder, "1.txt").write_text(json.dumps(passage) + "\n", encoding="utf-8")
-    exec(compile(script, str(guide), "exec"), {"__name__": "__main__"})
-    task = TaskData("multiple-choice", (columns[1], columns[2]), columns[4], (columns[3],))
-    rows = list(read_rows(["race.jsonl"], task))
-    assert [row.label for row in rows] == [3, 0, 3, 0]
-    assert rows[0].texts == ("An article of RACE/train/high, naïve.", "Who?")
-    assert rows[1].choices == ("e", "f", "g", "h")
-    assert len(list(read_rows(["race-valid.jsonl"], task))) == 2
