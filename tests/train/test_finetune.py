@@ -245,7 +245,7 @@ def test_a_stopped_fine_tuning_continues(
 ) -> None:
     """The same command has the results of one without a stop; what is complete is not repeated."""
     from lmcore.cli import train
-    from lmcore.cli.tuned.runs import TunedRun
+    from lmcore.cli.evaluate.runs import TunedRun
 
     whole = json.loads((tuned[0] / "results.json").read_text())["seeds"]
     words, run, calls = flags(bert, glue, tmp_path / "a", seeds="2"), train.run, []

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lmcore.base.errors import ConfigError
-from lmcore.cli.evaluate_section import EvaluateSection
+from lmcore.cli.evaluate.section import EvaluateSection
 from lmcore.config.foreign.evaluate import evaluate_flags, upstream_arguments
 from lmcore.config.foreign.generate import GivenModel
 from lmcore.config.option import options_of

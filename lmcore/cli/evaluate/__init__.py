@@ -20,15 +20,16 @@ from lmcore.base.errors import (
     LmcoreError,
     counted,
 )
-from lmcore.cli.evaluate_outputs import (
+from lmcore.cli.evaluate.dispatch import evaluate_head, split_training
+from lmcore.cli.evaluate.outputs import (
     check_outputs,
     check_replaced,
     note_replaced,
     report,
     table,
 )
-from lmcore.cli.evaluate_section import EvaluateSection
-from lmcore.cli.evaluate_tasks import (
+from lmcore.cli.evaluate.section import EvaluateSection
+from lmcore.cli.evaluate.tasks import (
     files_of_tasks,
     list_tasks,
     require_no_flag_of_checkpoint,
@@ -45,7 +46,6 @@ from lmcore.cli.loading import (
 from lmcore.cli.selection import find_plugins
 from lmcore.cli.text.progress import ProgressLine
 from lmcore.cli.text.sample_output import open_output_file
-from lmcore.cli.tuned.dispatch import evaluate_head, split_training
 from lmcore.config.foreign.evaluate import evaluate_flags, upstream_arguments
 from lmcore.config.foreign.generate import GivenModel
 from lmcore.config.option import options_of

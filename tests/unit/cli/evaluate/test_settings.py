@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from lmcore.cli.evaluate_section import EvaluateSection
-from lmcore.cli.tuned.settings import with_own_tokens
+from lmcore.cli.evaluate.section import EvaluateSection
+from lmcore.cli.evaluate.settings import with_own_tokens
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.train.resume.foreign import ForeignModels
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from lmcore.base.bounded_file import read_bounded_file
 from lmcore.base.errors import ConfigError, printable
+from lmcore.cli.evaluate.report import aligned, metrics_record
 from lmcore.cli.text.sample_output import check_output_file
-from lmcore.cli.tuned.report import aligned, metrics_record
 
 if TYPE_CHECKING:
     from lmcore.evaluation.harness.run import HarnessResult

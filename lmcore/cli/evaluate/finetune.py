@@ -19,19 +19,19 @@ from typing import TYPE_CHECKING, Any
 from lmcore.base.bounded_file import read_bounded_file
 from lmcore.base.durable import hidden_path, write_atomically
 from lmcore.base.errors import ConfigError, RunError, counted
+from lmcore.cli.evaluate.report import aligned, metrics_record, part_rows, shown
+from lmcore.cli.evaluate.runs import EXAMPLES_NAME, TunedRun
+from lmcore.cli.evaluate.scores import is_labelled, require_outputs, warn_of_training_files
+from lmcore.cli.evaluate.settings import TunedSettings, settings_of, shape_of
 from lmcore.cli.loading import require_checkpoint
 from lmcore.cli.text.sample_output import open_output_file
-from lmcore.cli.tuned.report import aligned, metrics_record, part_rows, shown
-from lmcore.cli.tuned.runs import EXAMPLES_NAME, TunedRun
-from lmcore.cli.tuned.scores import is_labelled, require_outputs, warn_of_training_files
-from lmcore.cli.tuned.settings import TunedSettings, settings_of, shape_of
 from lmcore.config.option import flag_of, options_of
 from lmcore.config.section.task import TaskSection
 from lmcore.evaluation.chosen import place_of, places_of
 from lmcore.model.family import family_of
 
 if TYPE_CHECKING:
-    from lmcore.cli.evaluate_section import EvaluateSection
+    from lmcore.cli.evaluate.section import EvaluateSection
     from lmcore.config.plugin_section import PluginSettings
     from lmcore.evaluation.finetune.record import Part, TunedTask
     from lmcore.plugin import PluginSet

@@ -15,7 +15,7 @@ from lmcore.config.option import flag_of, options_of
 from lmcore.config.section.tokenizer import TokenizerSection
 
 if TYPE_CHECKING:
-    from lmcore.cli.evaluate_section import EvaluateSection
+    from lmcore.cli.evaluate.section import EvaluateSection
     from lmcore.config.tokenizer import TokenizerSettings
     from lmcore.evaluation.finetune.record import Part, TunedTask
     from lmcore.model.shape import ModelShape

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmcore.base.errors import ConfigError, LmcoreError, suggestion
-from lmcore.cli.finetune_section import ONLY_FINETUNE
+from lmcore.cli.evaluate.finetune_section import ONLY_FINETUNE
+from lmcore.cli.evaluate.retrieval import NQ, evaluate_retrieval
 from lmcore.cli.loading import require_checkpoint
-from lmcore.cli.tuned.retrieval import NQ, evaluate_retrieval
 from lmcore.config.option import flag_of, options_of
 
 if TYPE_CHECKING:
-    from lmcore.cli.evaluate_section import EvaluateSection
+    from lmcore.cli.evaluate.section import EvaluateSection
     from lmcore.config.plugin_section import PluginSettings
     from lmcore.evaluation.finetune.record import TunedTask
     from lmcore.evaluation.task import Task
@@ -68,7 +68,7 @@ def evaluate_head(
             why="other tasks ask for no block of text",
         )
     if section.finetune:
-        from lmcore.cli.tuned.finetune import finetune
+        from lmcore.cli.evaluate.finetune import finetune
 
         return finetune(section, _one(names, own, plain), training, plugins, settings)
     _require_training(section)
@@ -108,7 +108,7 @@ def evaluate_head(
         )
     if not names:
         raise ConfigError("`lmcore evaluate` needs a task", why=shown, hint=hint)
-    from lmcore.cli.tuned.scores import score_heads
+    from lmcore.cli.evaluate.scores import score_heads
 
     return score_heads(section, [own[name] for name in dict.fromkeys(names)], plugins, settings)
 

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 from lmcore.base.bounded_file import read_bounded_file
 from lmcore.base.durable import write_atomically
 from lmcore.base.errors import ConfigError, DataError, LmcoreError, printable
+from lmcore.cli.evaluate.report import aligned, part_record, part_rows
+from lmcore.cli.evaluate.settings import with_own_tokens
 from lmcore.cli.loading import plan_processes, require_checkpoint, run_planned, started_runtime
 from lmcore.cli.text.progress import ProgressLine
 from lmcore.cli.text.sample_output import check_output_file, open_output_file
-from lmcore.cli.tuned.report import aligned, part_record, part_rows
-from lmcore.cli.tuned.settings import with_own_tokens
 from lmcore.evaluation.chosen import place_of, places_of
 
 if TYPE_CHECKING:
-    from lmcore.cli.evaluate_section import EvaluateSection
+    from lmcore.cli.evaluate.section import EvaluateSection
     from lmcore.cli.loading import ProcessPlan
     from lmcore.config.plugin_section import PluginSettings
     from lmcore.config.tokenizer import TokenizerSettings

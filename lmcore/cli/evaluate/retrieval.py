@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 from lmcore.base.durable import write_atomically
 from lmcore.base.errors import ConfigError, DataError
+from lmcore.cli.evaluate.report import aligned, metrics_record, shown
+from lmcore.cli.evaluate.scores import require_outputs
 from lmcore.cli.index.build import loaded_encoder
 from lmcore.cli.text.sample_output import open_output_file
-from lmcore.cli.tuned.report import aligned, metrics_record, shown
-from lmcore.cli.tuned.scores import require_outputs
 from lmcore.evaluation.chosen import places_of
 
 if TYPE_CHECKING:
-    from lmcore.cli.evaluate_section import EvaluateSection
+    from lmcore.cli.evaluate.section import EvaluateSection
     from lmcore.config.plugin_section import PluginSettings
     from lmcore.evaluation.score import Metric
     from lmcore.plugin import PluginSet

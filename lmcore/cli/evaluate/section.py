@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lmcore.cli.finetune_section import FinetuneOptions
+from lmcore.cli.evaluate.finetune_section import FinetuneOptions
 from lmcore.cli.loading import LoadingSection
 from lmcore.config.option import option
 

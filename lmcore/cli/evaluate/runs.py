@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 from lmcore.base.bounded_file import read_bounded_file
 from lmcore.base.durable import AtomicFile, hidden_path, write_atomically
 from lmcore.base.errors import LmcoreError, RunError
+from lmcore.cli.evaluate.report import metrics_record, part_record
+from lmcore.cli.evaluate.scores import RECORD_NAME, example_lines, head_of, runtime_of, score_part
 from lmcore.cli.loading import plan_processes
-from lmcore.cli.tuned.report import metrics_record, part_record
-from lmcore.cli.tuned.scores import RECORD_NAME, example_lines, head_of, runtime_of, score_part
 from lmcore.config.tokenizer import TokenizerSettings
 
 if TYPE_CHECKING:
-    from lmcore.cli.evaluate_section import EvaluateSection
-    from lmcore.cli.tuned.settings import TunedSettings
+    from lmcore.cli.evaluate.section import EvaluateSection
+    from lmcore.cli.evaluate.settings import TunedSettings
     from lmcore.config.plugin_section import PluginSettings
     from lmcore.evaluation.finetune.record import TunedTask
     from lmcore.evaluation.finetune.score import PartScore

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmcore.base.errors import ConfigError, MissingPackageError, printable
-from lmcore.cli.tuned.retrieval import NQ, RELEASE, SUMMARY, TOPS
+from lmcore.cli.evaluate.retrieval import NQ, RELEASE, SUMMARY, TOPS
 
 if TYPE_CHECKING:
-    from lmcore.cli.evaluate_section import EvaluateSection
+    from lmcore.cli.evaluate.section import EvaluateSection
     from lmcore.evaluation.plugin_tasks import KnownTasks
     from lmcore.evaluation.task import Task
     from lmcore.plugin import PluginSet

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lmcore.base.errors import ConfigError
-from lmcore.cli.evaluate_outputs import check_outputs, check_replaced, note_replaced
+from lmcore.cli.evaluate.outputs import check_outputs, check_replaced, note_replaced
 
 RECORD = json.dumps({"checkpoint": "a", "task": "mine", "example": 0})
 RESULTS = {"run": {"mine": {"examples": 1, "metrics": {}}}}

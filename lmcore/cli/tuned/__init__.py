@@ -1,1 +1,0 @@
-"""`lmcore evaluate` for tasks with a head: fine-tuning, and scores of fine-tuned checkpoints."""
