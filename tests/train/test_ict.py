@@ -179,5 +179,7 @@ def test_held_out_text_is_found(trained: Any, sentences: str, tmp_path: Path, ca
     }.items():
         assert main([*evaluate, *words.split()]) != 0
         assert wanted in capsys.readouterr().err
+    assert main([*evaluate, "--index", index, *more[4:], "--examples", str(questions)]) != 0
+    assert "has no examples of `lmcore evaluate`" in capsys.readouterr().err
     assert main([*evaluate[:2], "--task", "lambada", "--index", index]) != 0
     assert "needs `--task nq`" in capsys.readouterr().err

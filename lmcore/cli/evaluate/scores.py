@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 from lmcore.base.bounded_file import read_bounded_file
 from lmcore.base.durable import write_atomically
 from lmcore.base.errors import ConfigError, DataError, LmcoreError, printable
+from lmcore.cli.evaluate.outputs import check_outputs, check_replaced
 from lmcore.cli.evaluate.report import aligned, part_record, part_rows
 from lmcore.cli.evaluate.settings import with_own_tokens
 from lmcore.cli.loading import plan_processes, require_checkpoint, run_planned, started_runtime
 from lmcore.cli.text.progress import ProgressLine
-from lmcore.cli.text.sample_output import check_output_file, open_output_file
+from lmcore.cli.text.sample_output import open_output_file
 from lmcore.evaluation.chosen import place_of, places_of
 
 if TYPE_CHECKING:
@@ -109,11 +110,8 @@ def require_outputs(section: EvaluateSection) -> None:
     Args:
         section: Options of the command.
     """
-    for flag, path in {"--output": section.output, "--examples": section.examples}.items():
-        if path is not None:
-            check_output_file(Path(path), flag)
-    if section.output is not None and section.output == section.examples:
-        raise ConfigError("`--output` and `--examples` name the same file", hint="give two files")
+    check_outputs(section.output, section.examples, ())
+    check_replaced(None, section.examples)
     if section.quantization is not None:
         raise ConfigError(
             f"`--quantization {section.quantization}` is not supported for heads",
