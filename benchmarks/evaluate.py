@@ -302,14 +302,15 @@ def _print_task(name: str, turns: Sequence[Any]) -> None:
     result, records, _ = own[0]
     seconds = statistics.median(one[-1] for one in own)
     count = sum(len(one["logprobs"]) for one in records)
-    print(f"{name}, lmcore: {seconds:.2f} s, {count / seconds:,.1f} requests a second")
+    label, peer = f"{name}, lmcore", f"{name}, lm-eval"
+    print(f"{label}: {seconds:.2f} s, {count / seconds:,.1f} requests a second")
     other = [theirs[name] for _, theirs in turns if theirs]
     if not other:
         return
     samples, metrics, _ = other[0]
     slower = statistics.median(one[-1] for one in other)
     worst, ratio = difference(records, samples), slower / seconds
-    print(f"{name}, lm-eval: {slower:.2f} s, {ratio:.2f} times lmcore's")
+    print(f"{peer}: {slower:.2f} s, {ratio:.2f} times lmcore's")
     print(f"{name}, difference: {worst:.1e} of a log-likelihood at most, of {count:,}")
     for metric, value in result.metrics.items():
         theirs = metrics.get(f"{metric},none")
