@@ -62,6 +62,13 @@ COMMANDS: Mapping[str, tuple[Command, ...]] = {
             "lmcore.cli.run:run",
         ),
     ),
+    "a cluster": (
+        Command(
+            "launch",
+            "Write or submit the job that runs a command on a host, hosts or a cluster.",
+            "lmcore.cli.launch:run",
+        ),
+    ),
     "data": (
         Command(
             "data",
@@ -183,6 +190,33 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
             "index search",
             "Find the blocks that a question asks for, or score a file of questions.",
             "lmcore.cli.index.search:run",
+        ),
+    ),
+    "launch": (
+        Command(
+            "launch local",
+            "Write or run a script that starts the processes on this host.",
+            "lmcore.cli.launch:local",
+        ),
+        Command(
+            "launch hostfile",
+            "Write or run a script that starts the processes on several hosts, by ssh.",
+            "lmcore.cli.launch:hostfile",
+        ),
+        Command(
+            "launch slurm",
+            "Write or submit an sbatch script for Slurm.",
+            "lmcore.cli.launch:slurm",
+        ),
+        Command(
+            "launch k8s",
+            "Write or create a PyTorchJob of Kubernetes.",
+            "lmcore.cli.launch:k8s",
+        ),
+        Command(
+            "launch pbs",
+            "Write or submit a script for PBS.",
+            "lmcore.cli.launch:pbs",
         ),
     ),
     "config": (

@@ -10,14 +10,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from lmcore.cli.device_count import default_process_count
+from lmcore.cli.selection import find_plugins
 from lmcore.plugin import HANDED_DOWN, launch_env
 from lmcore.runtime import torch_import
+from lmcore.runtime.device_choice import select_device
 from lmcore.runtime.launch.rank import RankInfo
 
 if TYPE_CHECKING:
     from lmcore.plugin import PluginSet, Selection
+    from lmcore.runtime.launch.node_place import NodePlace
 
-__all__ = ["import_torch", "leave", "start_processes"]
+__all__ = ["import_torch", "leave", "start_on_node", "start_processes"]
 
 
 def start_processes(
@@ -54,6 +58,36 @@ def start_processes(
         load=lambda: _import_for(num_processes, plugins, selection, module),
         dialogue=dialogue,
         failed=failed,
+    )
+
+
+def start_on_node(argv: Sequence[str], node: NodePlace, *, all_output: bool = False) -> int:
+    """Start the processes of a command on this node of several; return their exit status.
+
+    Each process plans the run and chooses its device, as under other launchers.
+
+    Args:
+        argv: Command and its arguments.
+        node: Place of this host among the nodes.
+        all_output: See `launch`.
+
+    Raises:
+        RunError: A process could not be started.
+    """
+    from lmcore.runtime.launch.launcher import launch
+
+    count = node.per_node
+    if count is None:
+        plugins = find_plugins(argv[1:])
+        selection = select_device(plugins, None, RankInfo())
+        count = default_process_count(plugins, selection, RankInfo())
+    safe_path = ["-P"] if sys.flags.safe_path else []
+    return launch(
+        [sys.executable, *safe_path, "-m", "lmcore.cli.main", *argv],
+        count,
+        os.environ,
+        all_output=all_output,
+        node=node,
     )
 
 

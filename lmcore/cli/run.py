@@ -19,6 +19,7 @@ from lmcore.base.errors import ConfigError
 from lmcore.base.signals import clean_termination
 from lmcore.cli.commands import known_commands
 from lmcore.cli.device_count import default_process_count
+from lmcore.cli.processes import start_on_node
 from lmcore.cli.selection import find_plugins
 from lmcore.config.option import option, options_of
 from lmcore.config.options.command_line import (
@@ -202,11 +203,15 @@ def _start(flags: list[str], words: list[str], section: RunSection) -> int | Non
     Returns:
         Exit status of the processes; None if the script is to run in this process.
     """
+    from lmcore.runtime.launch.node_place import node_place
     from lmcore.runtime.launch.rank import rank_info, started_by_launcher
     from lmcore.runtime.launch.scheduler_env import translate
     from lmcore.runtime.launch.worker_protocol import end_with_launcher, launch_info
 
     end_with_launcher(os.environ)
+    if (node := node_place(os.environ)) is not None:
+        script = words if words[0] in _MODULE else ["--", *words]
+        return start_on_node(["run", *flags, *script], node, all_output=section.output == "all")
     os.environ.update(translate(os.environ))
     rank = rank_info(os.environ)
     log.configure(rank=rank.rank, world_size=rank.world_size)

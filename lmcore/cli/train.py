@@ -13,7 +13,7 @@ from lmcore.base import log
 from lmcore.base.errors import ConfigError, RunError, counted, printable
 from lmcore.base.signals import clean_termination
 from lmcore.cli.commands import known_commands
-from lmcore.cli.processes import import_torch, leave, start_processes
+from lmcore.cli.processes import import_torch, leave, start_on_node, start_processes
 from lmcore.cli.schedule_question import decide_schedule
 from lmcore.cli.selection import find_plugins
 from lmcore.cli.streams import outlive_readers
@@ -52,6 +52,7 @@ def run(argv: list[str]) -> int:
 def _train(argv: list[str]) -> int:
     """Resolve the plan; start the processes of the run, or train in this one."""
     from lmcore.cli.run_plan import plan_run
+    from lmcore.runtime.launch.node_place import node_place
     from lmcore.runtime.launch.rank import rank_info
     from lmcore.runtime.launch.scheduler_env import translate
     from lmcore.runtime.launch.worker_protocol import end_with_launcher
@@ -60,6 +61,8 @@ def _train(argv: list[str]) -> int:
 
     clock = PhaseClock()
     end_with_launcher(os.environ)
+    if (node := node_place(os.environ)) is not None:
+        return start_on_node(["train", *argv], node)
     os.environ.update(translate(os.environ))
     rank = rank_info(os.environ)
     log.configure(rank=rank.rank, world_size=rank.world_size)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from lmcore.cli.commands import known_commands as known
+from lmcore.cli.launch import split_launch
 from lmcore.cli.main import main
 from lmcore.cli.plugin_commands import find_commands
 from lmcore.cli.run import _split
@@ -104,7 +105,7 @@ def known_commands() -> frozenset[str]:
     return frozenset([*known(), *find_commands()])
 
 
-def problems(words: list[str]) -> Iterator[str]:
+def problems(words: list[str]) -> Iterator[str]:  # a case for each kind
     """Yield what is wrong with a documented command."""
     shown = shlex.join(["lmcore", *words])
     names = known_commands()
@@ -123,6 +124,9 @@ def problems(words: list[str]) -> Iterator[str]:
     if words[0] == "train":  # flags that it takes from Megatron's commands
         known |= {*megatron.RENAMED, *megatron.FIXED}
     arguments = words[1:]
+    if command[:1] == ["launch"] and command[1:]:  # its flags, then a command
+        arguments, launched = split_launch(command[1], words[2:])
+        yield from problems(launched if {*launched[:1]} <= names else ["train", *launched])
     if words[0] == "run":  # what follows a script is the script's
         arguments = _split(arguments)[0]
     for word in arguments:

@@ -1,5 +1,7 @@
 """Launcher of the processes of a run on this host, which end together.
 
+They are the whole run, or those of one node (`NodePlace`) whose other nodes have launchers too.
+
 Rank 0 has the terminal; standard error of the other ranks, and standard output if it is wanted, is
 copied line by line, with the rank.
 The first process that fails ends the run: its error is shown first and in full, later errors in a
@@ -38,6 +40,7 @@ from lmcore.base.signals import (
     restore_signals,
 )
 from lmcore.runtime.launch.fork import ForkedProcess, can_fork, fork
+from lmcore.runtime.launch.node_place import NodePlace
 from lmcore.runtime.launch.output import CopiedOutput
 from lmcore.runtime.launch.rank import AGENT_STORE, RankInfo, named_ranks
 from lmcore.runtime.launch.worker_protocol import (
@@ -106,6 +109,7 @@ def launch(
     all_output: bool = False,
     dialogue: bool = False,
     failed: Callable[[Path], None] = lambda _directory: None,
+    node: NodePlace | None = None,
 ) -> int:
     """Run *command* in *num_processes* processes, as the ranks of one run; return its exit status.
 
@@ -122,6 +126,7 @@ def launch(
         dialogue: True if rank 0 answers a user, for whom SIGINT ends an answer and not the run.
         failed: Called with the run directory, after the error was shown, if a training run that
             had begun failed or was interrupted.
+        node: Place of this host among several; None: the processes are the whole run.
 
     Returns:
         0 when all succeed, else the status of the process that failed first; 128 + N if signal N
@@ -145,6 +150,7 @@ def launch(
             (server, reserved),
             all_output=all_output,
             dialogue=dialogue,
+            node=node,
         ) as workers,
     ):
         _remove_abandoned(Path(folder).parent)
@@ -204,12 +210,15 @@ class _Workers:
         *,
         all_output: bool,
         dialogue: bool,
+        node: NodePlace | None,
     ) -> None:
         self.command, self.function = command, function
         self.env, self.folder = env, folder
         self.all_output, self.dialogue = all_output, dialogue
         self.server, self.reserved = sockets
         self.size = num_processes
+        self.node = node
+        self.world_size = num_processes * (node.nodes if node else 1)
         self.secret = new_secret()
         self.workers: list[_Worker] = []
         self.received: signal.Signals | None = None
@@ -235,11 +244,15 @@ class _Workers:
         self._kill()
 
     def _start(self, rank: int) -> _Worker:
-        info = RankInfo(rank, rank, self.size, self.size)
+        local_rank, first = rank, self.node.rank * self.size if self.node else 0
+        rank += first
+        info = RankInfo(rank, local_rank, self.world_size, self.size)
         report_file = self.folder / f"{rank}.json"
         port, store_port = (server.getsockname()[1] for server in (self.reserved, self.server))
-        address = {"MASTER_ADDR": _HOST, "MASTER_PORT": str(port)}
+        address: Mapping[str, str] = {"MASTER_ADDR": _HOST, "MASTER_PORT": str(port)}
         own = LaunchInfo(str(report_file), self.secret, store_port, os.getpid())
+        if self.node is not None:  # rank 0 has the store of the run
+            address, own = self.node.address, LaunchInfo(str(report_file), launcher=os.getpid())
         env = {**self.env, **info.to_env(), **address, **own.to_env()}
         env.pop(AGENT_STORE, None)  # of an earlier launcher: here this process has the store
         if self.function is not None:
@@ -250,15 +263,15 @@ class _Workers:
                 self.server.close()
                 self.reserved.close()
 
-            forked = fork(self.function, env, shown=rank == 0, close=close)
+            forked = fork(self.function, env, shown=local_rank == 0, close=close)
             return _Worker(rank, forked, report_file)
         others = subprocess.PIPE if self.all_output else subprocess.DEVNULL
         process = subprocess.Popen(  # noqa: S603  # this very program
             self.command,
             env=env,
-            stdin=None if rank == 0 else subprocess.DEVNULL,
-            stdout=None if rank == 0 else others,
-            stderr=None if rank == 0 else subprocess.PIPE,
+            stdin=None if local_rank == 0 else subprocess.DEVNULL,
+            stdout=None if local_rank == 0 else others,
+            stderr=None if local_rank == 0 else subprocess.PIPE,
             # A terminal's Ctrl-C comes here alone, and is passed on once.  In a new session rank 0
             # may read from the terminal all the same, as it could not in a new process group.
             start_new_session=True,
@@ -303,7 +316,7 @@ class _Workers:
             self.received, self._received_at = number, time.monotonic()
             self._send(number)
         failed.report = read_report(failed.report_file)
-        what = _in_one_line(failed, self.size)
+        what = _in_one_line(failed, self.world_size)
         failure = {"rank": failed.rank, "what": what, "why": None, "hint": None}
         store.put(FAILED, json.dumps(failure))
 
@@ -353,11 +366,11 @@ class _Workers:
             complete_summary(self.folder, end_word(self.received))
             return end_status(self.received)
         first = min(failed, key=_precedence)
-        sys.stderr.write(printable(_failure_text(first, self.workers)) + "\n")
+        sys.stderr.write(printable(_failure_text(first, self.workers, self.world_size)) + "\n")
         main = self.workers[0]  # wrote the summary, before it explained its own error
         text = first.report.text if first.report else ""
         differs = text.startswith("error: ") if first is main else _in_short(main, text) != _SAME
-        status = _summary_status(first, len(self.workers))
+        status = _summary_status(first, self.world_size)
         complete_summary(self.folder, status, replace=differs)
         return first.report.status if first.report else 1
 
@@ -392,16 +405,16 @@ def _signal_of(worker: _Worker) -> signal.Signals | None:
 _SAME = "the same error"
 
 
-def _failure_text(first: _Worker, workers: Sequence[_Worker]) -> str:
+def _failure_text(first: _Worker, workers: Sequence[_Worker], size: int) -> str:
     """Return the first failure in full, and a line for each group of other endings."""
-    size = len(workers)
     shown = first.report.text if first.report else _ending(first, size)
     groups: dict[str, list[int]] = {}
     for worker in workers:
         if worker is not first:
             groups.setdefault(_in_short(worker, shown), []).append(worker.rank)
-    if size > 1 and groups.keys() == {_SAME}:
-        return f"{shown}\n\nall {size} ranks report the same error"
+    if len(workers) > 1 and groups.keys() == {_SAME}:
+        those = f"all {size} ranks" if len(workers) == size else f"all {len(workers)} ranks here"
+        return f"{shown}\n\n{those} report the same error"
     lines = [shown, "", f"from rank {first.rank} of {size}"]
     lines += [f"  {named_ranks(ranks)}: {text}" for text, ranks in groups.items()]
     return "\n".join(lines)

@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmcore.base.errors import ConfigError
+from lmcore.runtime.launch.launchers import LAUNCHERS, tasks_on_node
 from lmcore.runtime.launch.rank import RankInfo, rank_info
-from lmcore.runtime.launch.scheduler_env import LAUNCHERS, first_host, tasks_on_node, translate
+from lmcore.runtime.launch.scheduler_env import first_host, translate
 
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "5",
@@ -86,6 +87,7 @@ COMPLETE = {
     "MPICH": [INTEL],
     "Slurm's srun": [SRUN, OLD_SRUN, OLD_SRUN | {"SLURM_STEPID": "", "SLURM_GTIDS": "4,5,6,7"}],
     "PMIx": [],  # has only the rank
+    "Kubeflow": [],  # numbers nodes: `test_node_place.py`
 }
 """Whole environments of the fifth of eight processes, four on each host, by launcher."""
 ENVIRONMENTS = [env for environments in COMPLETE.values() for env in environments]
@@ -98,6 +100,8 @@ def test_every_launcher_has_a_case() -> None:
     text = (root / "docs/reference/environment.md").read_text("utf-8")
     names = [name for one in LAUNCHERS for names in one.variables().values() for name in names]
     further = [name for one in LAUNCHERS for name in (*one.job, *one.hosts)]
+    nodes = [one.node for one in LAUNCHERS if one.node is not None]
+    further += [name for one in nodes for names in vars(one).values() for name in names]
     assert [name for name in (*names, *further) if f"`{name}`" not in text] == []
 
 

@@ -1,0 +1,1 @@
+"""Jobs of `lmcore launch`: scripts and manifests that start the processes of a command."""

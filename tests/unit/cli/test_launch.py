@@ -1,0 +1,231 @@
+"""`lmcore launch`: the files that it writes, and the errors of profiles."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lmcore.cli.main import main
+
+TRAIN = ("train", "--train-iters", "3", "--save", "runs/a b $X 'q'")
+NODES = ("--nodes", "2", "--processes-per-node", "2")
+FLAGS: dict[str, tuple[str, ...]] = {
+    "local": ("--restarts", "2", "--processes-per-node", "2"),
+    "hostfile": ("--hostfile", "hosts", "--restarts", "1"),
+    "slurm": (*NODES, "--wall-time", "01:00:00", "--requeue", "--restarts", "3"),
+    "pbs": (*NODES, "--wall-time", "01:00:00", "--requeue", "--filesystems", "home"),
+    "k8s": (*NODES, "--container", "image:1", "--secret", "lmcore", "--restarts", "2"),
+}
+COMMON = ("--before", 'export Y="$HOME"', "--env", 'Z=it\'s "$HOME"', "--interface", "eth0")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the empty working directory of the commands, with a hostfile."""
+    monkeypatch.chdir(tmp_path)
+    Path("hosts").write_text("one slots=2  # comment\n\ntwo slots=2\n", "utf-8")
+    return tmp_path
+
+
+def rendered(kind: str, *words: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """Return what `lmcore launch KIND` prints."""
+    assert main(["launch", kind, *words]) == 0
+    return capsys.readouterr().out
+
+
+def shell_of(text: str) -> str:
+    """Return the shell script of a rendered file."""
+    if not text.startswith("#!"):
+        spec = yaml.safe_load(text)["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
+        return "#!/bin/sh\n" + spec["containers"][0]["args"][0].replace("$$", "$")
+    return text
+
+
+@pytest.mark.parametrize("kind", FLAGS)
+def test_scripts_are_shell(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every script is accepted by the shell, and by shellcheck where it is installed."""
+    text = shell_of(rendered(kind, *FLAGS[kind], *COMMON, *TRAIN, capsys=capsys))
+    Path("script").write_text(text, "utf-8")
+    subprocess.run(["bash", "-n", "script"], check=True)
+    if (shellcheck := shutil.which("shellcheck")) is not None:
+        # Words in single quotes are meant so, the sender of ssh expands, traps are reached.
+        left_out = "SC2016,SC2029,SC2317"
+        done = subprocess.run(
+            [shellcheck, "-e", left_out, "script"], capture_output=True, text=True, check=False
+        )
+        assert done.stdout == ""
+
+
+def stand_in(name: str, script: str) -> None:
+    """Put a program *name* into `bin`."""
+    Path("bin").mkdir(exist_ok=True)
+    path = Path("bin", name)
+    path.write_text(f"#!/bin/bash\n{script}\n", "utf-8")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+def run_script(text: str, **env: str) -> str:
+    """Run a script with the stand-ins of `bin`; return its standard output."""
+    Path("script").write_text(text, "utf-8")
+    path = f"{Path('bin').absolute()}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "script"],
+        env={**os.environ, "PATH": path, **env},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    return f"{done.stdout}status {done.returncode}\n"
+
+
+SHOW = """line=$(for word in "$@"; do printf '<%s>' "$word"; done)
+echo "$line Y=$Y Z=$Z"
+"""
+LAST = 'while [ "$1" != lmcore ]; do shift; done; "$@"'
+"""Stand-in for a program that starts lmcore: it runs the words from `lmcore` on."""
+
+
+@pytest.mark.parametrize("kind", FLAGS)
+@pytest.mark.parametrize("continues", [False, True])
+def test_words_arrive_unchanged(
+    kind: str, continues: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Words and variables with spaces, `$` and quotes reach lmcore as they were given.
+
+    A run with a checkpoint is continued.
+    """
+    stand_in("lmcore", SHOW)
+    for name in ("srun", "mpiexec"):
+        stand_in(name, LAST)
+    stand_in("ssh", 'shift 3; shift; sh -c "$*"')
+    stand_in("scontrol", "exit 1")
+    if continues:
+        Path("runs/a b $X 'q'/checkpoints/iter_0000001").mkdir(parents=True)
+        Path("runs/a b $X 'q'/summary.json").write_text('{"status": "completed"}', "utf-8")
+    text = shell_of(rendered(kind, *FLAGS[kind], *COMMON, *TRAIN, capsys=capsys))
+    text = text.replace("sleep 5", "sleep 0")
+    env = {"PBS_O_WORKDIR": str(Path.cwd()), "HOME": "/h"}
+    if kind == "k8s":  # variables that Kubernetes sets
+        env |= {"Z": 'it\'s "$HOME"'}
+    shown = run_script(text, **env).splitlines()
+    words: Sequence[str] = ["train", "--continue", TRAIN[-1]] if continues else TRAIN
+    line = "".join(f"<{word}>" for word in words)
+    more = {"local": "<--nproc-per-node><2>", "pbs": "<--exit-duration-in-mins><58>"}.get(kind, "")
+    expected = f'{line}{more} Y=/h Z=it\'s "$HOME"'
+    assert shown[:-1] == [expected] * (2 if kind == "hostfile" else 1)
+
+
+@pytest.mark.parametrize(
+    "kind, text, words",
+    [
+        ("slurm", "nodes: 2\nnodse: 3\n", "p.yaml:2: unknown key `nodse`"),
+        ("slurm", "nodes: two\n", "p.yaml:1: `nodes: two`: expected an integer"),
+        ("slurm", "partition:\n  name: gpu\n", "`partition` has no keys"),
+        ("k8s", "partition: gpu\ncontainer: a\n", "p.yaml:1: unknown key `partition`"),
+        ("slurm", "env:\n  1A: 1\n", "`1A=1` is not NAME=VALUE"),
+        ("slurm", "mounts: [/a:/b]\n", "`mounts` and no `container`"),
+        ("slurm", "container: a\nmounts: [/a]\n", "`/a` is not SOURCE:/PATH"),
+        ("slurm", "processes_per_node: 8\ndevices_per_node: 4\n", "is more than `devices_per_no"),
+        ("slurm", "wall_time: 4h\n", "`4h` is not [D-]HH:MM:SS"),
+        ("slurm", "wall_time: 00:01:00\n", "is not longer than `save_seconds` 120"),
+        ("slurm", "requeue: true\n", "`requeue` needs `wall_time`"),
+        ("slurm", "partition: a\nqueue: b\n", "has `queue` and `partition`"),
+        ("slurm", 'job_name: "a\\nb"\n', "is not one printable line"),
+        ("slurm", "job_name: 'a\"b'\n", "Slurm reads no quotes"),
+        ("slurm", "container: a\ncontainer_runtime: docker\n", "unknown choice"),
+        ("pbs", "job_name: a b\n", "PBS reads no spaces"),
+        ("pbs", "mpi: lam\n", "unknown choice"),
+        ("k8s", "nodes: 1\n", "needs a container image"),
+        ("k8s", "container: a\nnodes: 2\n", "several nodes need `secret`"),
+        ("k8s", "container: a\njob_name: A_b\n", "is no name of a Kubernetes object"),
+        ("k8s", "container: a\ndevices_per_node: 2\n", "and no `device_resource`"),
+        ("k8s", "container: a\nmounts: ['a b:/c']\n", "neither a path of a node nor a claim"),
+        ("k8s", "container: a\nmemory: lots\n", "is no quantity"),
+        ("hostfile", "nodes: 1\n", "needs a hostfile"),
+        ("hostfile", "hostfile: absent\n", "cannot read the hostfile"),
+        ("hostfile", "hostfile: hosts\nnodes: 3\n", "more than the 2 hosts"),
+        ("hostfile", "hostfile: hosts\nprocesses_per_node: 3\n", "more than the 2 slots of `one`"),
+        ("hostfile", "hostfile: differ\n", "different numbers of slots: 1, 2"),
+        ("hostfile", "hostfile: twice\n", "twice:2: the host `a` is listed twice"),
+        ("hostfile", "hostfile: wrong\n", "wrong:1: `a gpus=2` is not `HOST slots=N`"),
+        ("hostfile", "hostfile: empty\n", "names no host"),
+        ("local", "nodes: 2\n", "starts processes on this host only"),
+        ("local", "[]\n", "does not hold sections"),
+    ],
+)
+def test_wrong_profiles(
+    kind: str, text: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A wrong profile is an error that names the line or the key, before anything is written."""
+    Path("p.yaml").write_text(text, "utf-8")
+    Path("differ").write_text("a slots=2\nb slots=1\n", "utf-8")
+    Path("twice").write_text("a slots=2\na slots=2\n", "utf-8")
+    Path("wrong").write_text("a gpus=2\n", "utf-8")
+    Path("empty").write_text("# none\n", "utf-8")
+    flags = ("--profile", "p.yaml", "--output", "job")
+    assert main(["launch", kind, *flags, "train", "--save", "r", "--train-iters", "3"]) == 2
+    assert words in capsys.readouterr().err
+    assert not Path("job").exists()
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        ((), "the command to launch is missing"),
+        (("train", "--hidden-size", "65", "--num-attention-heads", "2"), "is not divisible by"),
+        (("train", "--tensor-model-parallel-size", "3"), "--tensor-model-parallel-size 3"),
+        (("data", "prepare", "--input", "a"), "`lmcore data` runs in one process"),
+        (("no.yaml",), "no.yaml"),
+        (("--save", "runs/a"), "flags of `lmcore train` precede its name: unknown flag `--save`"),
+        (("--nodse", "3", "train"), "unknown flag `--nodse`"),
+        (("--restarts", "1", "train", "--train-iters", "3"), "needs a run directory"),
+    ],
+)
+def test_wrong_commands(
+    words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The settings of the run are checked with the number of its processes."""
+    assert main(["launch", "slurm", *NODES, *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_output(capsys: pytest.CaptureFixture[str]) -> None:
+    """A file of another origin is kept; a file of this command is replaced."""
+    words = ["launch", "slurm", "--output", "job.sbatch", "train", "--train-iters", "3"]
+    Path("job.sbatch").write_text("mine\n", "utf-8")
+    assert main(words) == 2
+    assert "did not write it" in capsys.readouterr().err
+    Path("job.sbatch").unlink()
+    assert main(words) == main(words) == 0
+    assert capsys.readouterr().out.endswith("submit it by: sbatch job.sbatch\n")
+    assert Path("job.sbatch").read_text("utf-8").startswith("#!/bin/bash\n#SBATCH --job-name=lmco")
+
+
+def test_submit_chains_jobs_of_pbs(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each restart is a job after the one before; a dry run submits none."""
+    stand_in("qsub", 'echo "$*" >> submitted; n=$(wc -l < submitted); echo "$n.host"')
+    monkeypatch.setenv("PATH", f"{Path('bin').absolute()}{os.pathsep}{os.environ['PATH']}")
+    words = ["--restarts", "2", "--submit", "train", "--save", "runs/a"]
+    assert main(["launch", "pbs", "--dry-run", *words]) == 0
+    assert not Path("submitted").exists()
+    assert not Path("lmcore.pbs").exists()
+    assert main(["launch", "pbs", *words]) == 0
+    assert capsys.readouterr().out.endswith("1.host\n2.host\n3.host\n")
+    assert Path("submitted").read_text("utf-8").splitlines() == [
+        "lmcore.pbs",
+        "-W depend=afterany:1.host lmcore.pbs",
+        "-W depend=afterany:2.host lmcore.pbs",
+    ]
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert main(["launch", "pbs", *words]) == 1
+    assert "cannot run `qsub`" in capsys.readouterr().err
