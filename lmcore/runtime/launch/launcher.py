@@ -1,6 +1,6 @@
 """Launcher of the processes of a run on this host, which end together.
 
-They are the whole run, or those of one node (`NodePlace`) whose other nodes have launchers too.
+They are all processes of the run, or of one node (`NodePlace`) among several with launchers.
 
 Rank 0 has the terminal; standard error of the other ranks, and standard output if it is wanted, is
 copied line by line, with the rank.

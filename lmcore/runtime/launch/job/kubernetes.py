@@ -25,7 +25,7 @@ _MAX_NAME = 50
 """Longest name of a job, to which the operator adds the replica for the names of pods."""
 _QUANTITY = re.compile(r"\d+(?:\.\d+)?(?:[kMGTPE]|[KMGTPE]i|m)?", re.ASCII)
 _SECRET_KEY = "secret"  # a name
-_STOPPED = '"status": "(terminated|interrupted)'
+_STOPPED = '"status": "(received SIG|received several signals)'
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -96,8 +96,8 @@ def _directives(profile: PbsProfile, nodes: int) -> Iterator[str]:
 def submit(path: str, profile: PbsProfile) -> Iterator[list[str]]:
     """Yield the commands that submit the script: once, and for each restart after the job before.
 
-    A later job continues the run, or ends at once if the run is finished.  `PREVIOUS` stands for
-    the identifier that the command before printed.
+    A later job continues the run, or ends at once if the run is finished.  `PREVIOUS` is
+    replaced by the identifier that the command before printed.
     """
     yield ["qsub", path]
     for _ in range(profile.restarts):
