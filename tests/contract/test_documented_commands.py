@@ -18,6 +18,8 @@ from lmcore.cli.main import main
 from lmcore.cli.plugin_commands import find_commands
 from lmcore.cli.run import _split
 from lmcore.config.foreign import megatron
+from lmcore.config.foreign.evaluate import evaluate_flags
+from lmcore.config.foreign.generate import GivenModel
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("docs", "examples", "plugins", "plugins_cuda", "plugins_xpu", "tests")
@@ -123,6 +125,8 @@ def problems(words: list[str]) -> Iterator[str]:  # a case for each kind
     known = set(re.findall(r"--[a-z][a-z0-9-]*", help_text(*command).replace("[no-]", "")))
     if words[0] == "train":  # flags that it takes from Megatron's commands
         known |= {*megatron.RENAMED, *megatron.FIXED}
+    if words[0] == "evaluate" and re.search(r"--task [A-Z]", shown):  # a command of Megatron's
+        known |= {*evaluate_flags((), GivenModel())}
     arguments = words[1:]
     if command[:1] == ["launch"] and command[1:]:  # its flags, then a command
         arguments, launched = split_launch(command[1], words[2:])

@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 import json
 import re
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,17 +24,18 @@ from lmcore.train.step_record import StepRecord
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def load_generator() -> ModuleType:
-    path = ROOT / "docs/generate.py"
-    spec = importlib.util.spec_from_file_location("docs_generate", path)
+def load(name: str) -> ModuleType:
+    path = ROOT / name
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # its dataclasses look for their module there
     spec.loader.exec_module(module)
     return module
 
 
-GENERATOR = load_generator()
+GENERATOR = load("docs/generate.py")
 
 
 @pytest.mark.parametrize("path", GENERATOR.PAGES)
@@ -156,3 +158,23 @@ def test_pictures() -> None:
     for one in pictures:
         assert f"](../pictures/{one.name})" in pages
         assert one.stat().st_size < 150_000
+
+
+def test_systems_have_examples() -> None:
+    """Each fork in README's table has an example that exists, or says what is missing.
+
+    CI runs `examples/run_all.py`, which runs the scripts that have an example's name.
+    """
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    section = text.partition("\n## Coming from a fork of Megatron\n")[2].partition("\n## ")[0]
+    rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("|")]
+    run = {Path(name).stem for name in load("examples/run_all.py").commands((1,))}
+    assert "examples" in (ROOT / "tox.ini").read_text(encoding="utf-8").partition("\n\n")[0]
+    assert len(rows) == 2 + 5
+    for fork, what, missing in rows[2:]:
+        linked = re.findall(r"\]\((examples/[^)#]*)\)", what)
+        assert linked or missing.strip(), f"{fork.strip()}: no example, and nothing is missing"
+        for path in linked:
+            assert (ROOT / path).is_file(), path
+            names = {Path(path).stem, Path(path).parent.name}
+            assert names & run, f"{path}: examples/run_all.py runs none of {sorted(names)}"
