@@ -108,13 +108,15 @@ def _require_checkpoint(loaded: LoadedConfig, foreign: ForeignModels) -> None:
 def _data_problems(loaded: LoadedConfig, plugins: PluginSet) -> Iterator[LmcoreError]:
     """Yield the problems of data file lists, of the metadata of datasets, and of named texts."""
     from lmcore.data.blend.check import inspect_sources
+    from lmcore.data.prepare.choose_texts import choose_texts
     from lmcore.data.prepare.named_text import named_texts
-    from lmcore.train.datasets import choose_texts
 
     sources, problems = inspect_sources(loaded.sources[0])
     yield from problems
     try:
-        choose_texts(sources, named_texts(plugins), may_be_gone=loaded.config.data.lazy_loader)
+        data = loaded.config.data
+        texts = named_texts(plugins)
+        choose_texts(sources, texts, data.corpora, may_be_gone=data.lazy_loader)
     except LmcoreError as problem:
         yield problem
         yield from getattr(problem, "others", ())

@@ -21,13 +21,14 @@ from lmcore.config.settings import UnreadSettingError, readable
 from lmcore.config.tokenizer import TokenizerIdentity
 from lmcore.config.validate import problems_of, validate
 from lmcore.data.blend.check import inspect_sources
+from lmcore.data.prepare.choose_texts import choose_texts
 from lmcore.data.prepare.named_text import named_texts
 from lmcore.data.tokenizer.build import registered_types
 from lmcore.plugin.registrations import plugin_sections
 from lmcore.runtime.device_choice import select_device
 from lmcore.runtime.launch.rank import started_by_launcher
 from lmcore.runtime.launch.worker_protocol import launch_info
-from lmcore.train.datasets import choose_texts, choose_tokenizer
+from lmcore.train.datasets import choose_tokenizer
 from lmcore.train.resume.foreign import ForeignModels, not_a_run
 from lmcore.train.resume.point import find_resume_point, refuse_other_family, unknown_tokenizer
 from lmcore.train.resume.saved_run import read_saved_settings
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
     from lmcore.config.plugin_section import PluginSections
     from lmcore.config.settings import LoadedConfig
-    from lmcore.data.prepare.named_text import NamedText
+    from lmcore.data.prepare.choose_texts import RunText
     from lmcore.data.tokenizer import Tokenizer
     from lmcore.evaluation.task import Task
     from lmcore.plugin import PluginSet, Selection
@@ -58,7 +59,7 @@ class PlannedRun:
         tokenizer: Tokenizer of the data.
         plugins: Plugins of the run.
         selection: Choice of the device.
-        texts: Named texts that the run reads.
+        texts: Texts that the run reads.
         tasks: Tasks that score the model in training, with their files.
     """
 
@@ -66,7 +67,7 @@ class PlannedRun:
     tokenizer: Tokenizer
     plugins: PluginSet
     selection: Selection
-    texts: Mapping[str, NamedText]
+    texts: Mapping[str, RunText]
     tasks: Sequence[tuple[Task, Sequence[Path]]] = ()
 
 
@@ -131,7 +132,7 @@ class _Surroundings:
         plugins: Plugins of the run.
         sources: Data sources with their metadata.
         selection: Choice of the device; None if there is none.
-        texts: Named texts that the run reads.
+        texts: Texts that the run reads.
         tasks: Tasks that score the model in training, with their files.
         world_size: Number of processes; None if it is unknown.
         problems: Missing or wrong parts of them, besides the settings.
@@ -142,7 +143,7 @@ class _Surroundings:
         self.problems: list[LmcoreError] = []
         self.sources = RunSources(None)
         self.selection: Selection | None = None
-        self.texts: Mapping[str, NamedText] = {}
+        self.texts: Mapping[str, RunText] = {}
         self.tasks: Sequence[tuple[Task, Sequence[Path]]] = ()
         self.world_size: int | None = None
         for find in (
@@ -178,10 +179,11 @@ class _Surroundings:
         self.problems += problems
 
     def _find_texts(self, _rank: RankInfo) -> None:
-        may_be_gone = self.loaded.config.data.lazy_loader
+        data = self.loaded.config.data
         try:
             self.texts = choose_texts(
-                self.sources, named_texts(self.plugins), may_be_gone=may_be_gone
+                *(self.sources, named_texts(self.plugins), data.corpora),
+                may_be_gone=data.lazy_loader,
             )
         except LmcoreError as problem:
             self.problems += [problem, *getattr(problem, "others", ())]

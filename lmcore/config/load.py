@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 from lmcore.base.errors import ConfigError, LmcoreError
 from lmcore.config.continued import CONTINUE_OPTION, ContinuedRun
 from lmcore.config.engine import settle_engine
+from lmcore.config.file.corpora_file import corpora_layer
 from lmcore.config.file.saved_settings import SavedSettings
 from lmcore.config.foreign.engine_file import EngineFile
 from lmcore.config.foreign.megatron_flags import train_flags
@@ -154,6 +156,8 @@ def load_config(
     preset = _preset(parsed, files)
     below_files = [defaults_layer(parsed.values.get(DEFAULTS_OPTION.name))]
     below_files += [] if preset is None else [_preset_layer(preset)]
+    if continued is None:
+        below_files.append(corpora_layer(layers, paths, os.environ))
     foreign = _foreign_layer(foreign_settings, options, layers, problems)
     if not foreign and (saved := _saved_model(layers, saved_settings)) is not None:
         below_files.append(saved.model_layer(options, problems))

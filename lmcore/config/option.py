@@ -21,6 +21,7 @@ from lmcore.config.need import Need
 
 __all__ = [
     "CHECKED",
+    "CORPORA",
     "DROPOUT",
     "FREE",
     "INPUT_PATH",
@@ -54,10 +55,10 @@ learning-rate schedule, the order of the samples, the tokenizer or the optimizer
 an error unless a flag allows it."""
 
 INPUT_PATH, OUTPUT_PATH, PREFIXES, RANGES = "input", "output", "prefixes", "ranges"
-NAMED, SCRIPTS, SETS = "named", "scripts", "sets"
+NAMED, SCRIPTS, SETS, CORPORA = "named", "scripts", "sets", "corpora"
 """`paths` of an option: a path to read, a path to write, a list of dataset prefixes with or without
 weights, texts "NAME: WEIGHT START:END PREFIX, ...", paths or texts "NAME=PATH", names and paths of
-Python files, or names and texts "NAME=PREFIX"."""
+Python files, names, paths of texts and "NAME=PREFIX", or corpora files and "NAME=PATH"."""
 
 _KEY = "lmcore.option"
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
@@ -114,7 +115,7 @@ def option(
             `FREE`, `DROPOUT`, `CHECKED`, or "warn", which names the change in a warning.
         needs: Conditions under which the setting has an effect; default: always.
         paths: Form of the paths in the value: `INPUT_PATH`, `OUTPUT_PATH`, `PREFIXES`, `RANGES`,
-            `NAMED`, `SCRIPTS` or `SETS`; in a file they are relative to the file.
+            `NAMED`, `SCRIPTS`, `SETS` or `CORPORA`; in a file they are relative to the file.
         one_start: True if the option is for one start only: a run's `config.yaml` does not set it.
         may_be_empty: True if an empty text is a value, as it always is if it is the default.
     """

@@ -45,6 +45,7 @@ logger = logging.getLogger(__name__)
 _PREFIX = "LMCORE_"
 _OF_WORKERS = "LMCORE_SELECTION"
 VARIABLES = (
+    "LMCORE_CORPORA",
     "LMCORE_DEVICE",
     "LMCORE_LAUNCHED",
     "LMCORE_PLUGINS",

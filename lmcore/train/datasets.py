@@ -31,12 +31,15 @@ from lmcore.data.blend.sources import (
 from lmcore.data.blend.train_split import LONG_NAME
 from lmcore.data.indexed.dataset_tokenizer import dataset_tokenizer
 from lmcore.data.indexed.metadata import verify_files
-from lmcore.data.prepare.named_text import NamedText, bundled_text, find_text, prepare_named_text
+from lmcore.data.prepare.choose_texts import RunText
+from lmcore.data.prepare.corpus import prepare_corpus
+from lmcore.data.prepare.named_text import NamedText, bundled_text, prepare_named_text
 from lmcore.data.task.dataset import prepare_task
 from lmcore.data.tokenizer import tokenizer_from
 from lmcore.data.tokenizer.comparison import same_tokens
 from lmcore.data.tokenizer.saved import load_tokenizer
 from lmcore.runtime.launch.rank import RankInfo
+from lmcore.train.resume.corpora import check_same_corpora
 from lmcore.train.resume.saved_run import saved_order
 from lmcore.train.validation_sets import ValidationSet, open_validation_sets
 
@@ -52,7 +55,7 @@ if TYPE_CHECKING:
     from lmcore.families.sample_format import SampleFormat
     from lmcore.runtime.process.rendezvous import Rendezvous
 
-__all__ = ["RunDatasets", "build_datasets", "choose_texts", "choose_tokenizer"]
+__all__ = ["RunDatasets", "build_datasets", "choose_tokenizer"]
 
 logger = logging.getLogger(__name__)
 
@@ -71,6 +74,7 @@ class RunDatasets:
         title: Description of the sources in a few words.
         sets: Named validation sets; the first has the samples of `valid` if there are no others.
         tasks: Tasks that score the model, with their requests.
+        corpora: Digest of the files of each corpus by name.
     """
 
     tokenizer: Tokenizer
@@ -82,6 +86,7 @@ class RunDatasets:
     title: str = ""
     sets: Mapping[str, ValidationSet] = field(default_factory=dict)
     tasks: tuple[AskedTask, ...] = ()
+    corpora: Mapping[str, str] = field(default_factory=dict)
     _sets: tuple[IndexedDataset, ...] = field(default=(), repr=False)
 
     def verify_files(self, share: tuple[int, int]) -> None:
@@ -142,33 +147,6 @@ class RunDatasets:
     def document_count(self) -> int:
         """Number of documents in all datasets."""
         return sum(dataset.document_count for dataset in self._sets)
-
-
-def choose_texts(
-    sources: RunSources, texts: Mapping[str, NamedText], *, may_be_gone: bool = False
-) -> dict[str, NamedText]:
-    """Return the named texts that a run reads, by name; empty if it reads datasets.
-
-    Args:
-        sources: Data sources of the run.
-        texts: Every named text.
-        may_be_gone: True if the file of a text may be missing (`--lazy-loader`).
-
-    Raises:
-        ConfigError: No text has the name; all such names at once.
-        DataError: The file of a text is missing.
-    """
-    found: dict[str, NamedText] = {}
-    problems: list[LmcoreError] = []
-    for blend in sources.blends():
-        for name in [source.name for source in blend.sources if source.corpus]:
-            try:
-                found[name] = find_text(name, texts, flag=blend.flag, may_be_gone=may_be_gone)
-            except LmcoreError as problem:
-                problems.append(problem)
-    if problems:
-        raise problems[0] if len(problems) == 1 else ConfigError.collect(problems)
-    return found
 
 
 def choose_tokenizer(
@@ -247,7 +225,7 @@ def build_datasets(
     plan: RunPlan,
     tokenizer: Tokenizer,
     directory: Path,
-    texts: Mapping[str, NamedText] | None = None,
+    texts: Mapping[str, RunText] | None = None,
     rendezvous: Rendezvous | None = None,
     samples: SampleFormat | None = None,
     tasks: Sequence[tuple[Task, Sequence[Path]]] = (),
@@ -259,8 +237,8 @@ def build_datasets(
     Args:
         plan: The run.
         tokenizer: Tokenizer of the data.
-        directory: Folder for prepared named texts, unless `--data-cache-path` gives one.
-        texts: Named texts of the run from `choose_texts`; None for the bundled text only.
+        directory: Folder for prepared texts, unless `--data-cache-path` gives one.
+        texts: Texts of the run from `choose_texts`; None for the bundled text only.
         rendezvous: Connection of the processes; None in a run of one process.
         samples: Format of the samples; None: the format of the run's model.
         tasks: Tasks that score the model, with their files.
@@ -288,7 +266,7 @@ def _build(
     plan: RunPlan,
     tokenizer: Tokenizer,
     directory: Path,
-    texts: Mapping[str, NamedText] | None,
+    texts: Mapping[str, RunText] | None,
     samples: SampleFormat | None,
 ) -> RunDatasets:
     settings = plan.config.data
@@ -297,22 +275,25 @@ def _build(
     from lmcore.families.sample_format import sample_format  # loads torch; the launcher does not
 
     samples = samples or sample_format(plan, tokenizer)
-    prepared = kept = directory
+    prepared = kept = cache = directory
     if settings.data_cache_path is not None:
-        kept = Path(settings.data_cache_path) / "texts"
+        cache = Path(settings.data_cache_path)
+        kept = cache / "texts"
         prepared = kept / tokenizer.fingerprint()[:16]
+
+    corpora: dict[str, str] = {}
 
     def prefix_of(source: DataSource) -> str:
         if source.files and sources.task is not None:
             return prepare_task(source.files, sources.task, tokenizer, prepared)
         if not source.corpus:
             return source.name
-        return prepare_named_text(
-            named[source.name],
-            tokenizer,
-            prepared,
-            keep_text=kept if settings.lazy_loader else None,
-        )
+        text, lazy = named[source.name], settings.lazy_loader
+        if isinstance(text, NamedText):
+            return prepare_named_text(text, tokenizer, prepared, keep_text=kept if lazy else None)
+        made = prepare_corpus(text, tokenizer, cache, may_be_gone=lazy)
+        corpora[text.name] = made.digest
+        return made.prefix
 
     validates = plan.valid_samples > 0 and not sources.validates_on_sets_alone
     needed: tuple[Part, ...] = ("train", "valid") if validates else ("train",)
@@ -342,6 +323,7 @@ def _build(
     named_sets = open_validation_sets(plan, common, prefix_of)
     if named_sets and "valid" not in further:
         further["valid"] = next(iter(named_sets.values())).samples
+    check_same_corpora(plan, corpora)
     training = _training(plan, parts["train"], common, saved_order(plan))
     _report_unused({"train": training.samples, **further})
     return RunDatasets(
@@ -353,6 +335,7 @@ def _build(
         parts,
         _title(sources),
         named_sets,
+        corpora=corpora,
         _sets=tuple(sets.values()),
     )
 

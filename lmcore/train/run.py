@@ -28,7 +28,7 @@ from lmcore.train.resume.validation_history import ValidationHistory
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
-    from lmcore.data.prepare.named_text import NamedText
+    from lmcore.data.prepare.choose_texts import RunText
     from lmcore.data.tokenizer import Tokenizer
     from lmcore.evaluation.task import Task
     from lmcore.plugin import PluginSet, Selection
@@ -52,7 +52,7 @@ def run_training(
     rank: RankInfo,
     clock: PhaseClock | None = None,
     *,
-    texts: Mapping[str, NamedText] | None = None,
+    texts: Mapping[str, RunText] | None = None,
     tasks: Sequence[tuple[Task, Sequence[Path]]] = (),
     stop_limit: StopLimit | None = None,
 ) -> RunResult:
@@ -105,6 +105,7 @@ def run_training(
                     directory=directory.checkpoints,
                     order=datasets.order,
                     data=datasets.training.record(state.consumed_samples),
+                    corpora=datasets.corpora,
                     history=history,
                     planner=planner,
                 )

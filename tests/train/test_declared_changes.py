@@ -73,6 +73,7 @@ CHANGES: Mapping[str, tuple[str, str]] = {
     "test_weighted_split_paths": ("weighted", "{test_ranges}"),
     "test_data": ("names", "--test-data -"),
     "lazy_loader": ("names", "--lazy-loader"),
+    "corpora": ("names", "--corpora web=web.jsonl"),
     "data_cache_path": ("gpt", "--data-cache-path {folder}/cache"),
     "verify_data": ("gpt", "--verify-data"),
     "reset_position_ids": ("gpt", "--reset-position-ids"),

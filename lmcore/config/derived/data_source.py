@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from lmcore.base.errors import ConfigError, LmcoreError
+from lmcore.config.derived.corpus import named_path, names_text_files
 from lmcore.config.derived.split import DataSplit, parse_split
 from lmcore.config.section.data import DataSection, text_names
 from lmcore.config.section.task import TaskSection
@@ -72,10 +73,10 @@ class DataSource:
     """A dataset of a blend.
 
     Attributes:
-        name: Prefix of the indexed dataset, or name of a text.
+        name: Prefix of the indexed dataset, or name or path of a text.
         weight: Weight among the samples, not normalized; None: in proportion to its size.
         documents: Start and end of its documents, as fractions; None: as `--split` divides them.
-        corpus: True if `name` is the name of a text rather than a prefix.
+        corpus: True if `name` is the name or path of a text rather than a prefix.
         files: Files of a task that are prepared together; empty for other sources.
         tokenizer: The tokenizer that made the dataset, from its metadata file; None: unknown.
         append_eod: True if each document ends with an end-of-document token; None: unknown.
@@ -260,10 +261,12 @@ def _sets(
             found[name] = Blend(_SET_RANGES, blend, name)
     trained = {source.name for blend in sources.blends()[:1] for source in blend.sources}
     for word in settings.valid_data:
-        name, equals, prefix = (part.strip() for part in word.partition("="))
-        if not equals:
+        named = named_path(word)
+        if named is None:
             continue
-        shown, prefix = f"`--valid-data {word}`", without_ending(prefix)
+        shown, (name, prefix) = f"`--valid-data {word}`", named
+        is_text = names_text_files(prefix)
+        prefix = prefix if is_text else without_ending(prefix)
         if not _SET_NAME.fullmatch(name) or not prefix:
             problems.append(
                 ConfigError(
@@ -283,7 +286,8 @@ def _sets(
         else:
             note = f"{shown}: the model is trained on documents of this data set, too"
             note = note if prefix in trained else ""
-            found[name] = Blend("valid_data", (DataSource(prefix),), name, note=note)
+            source = DataSource(prefix, corpus=is_text)
+            found[name] = Blend("valid_data", (source,), name, note=note)
     return found
 
 

@@ -7,13 +7,25 @@ The declaration of an option says by `paths` that its value holds paths, and in 
 
 from __future__ import annotations
 
+import glob
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from lmcore.config.derived.corpus import is_text_path, named_path
 from lmcore.config.derived.data_source import is_number
-from lmcore.config.option import INPUT_PATH, NAMED, OUTPUT_PATH, RANGES, SCRIPTS, SETS, Option
+from lmcore.config.file.corpora_file import is_corpora_file
+from lmcore.config.option import (
+    CORPORA,
+    INPUT_PATH,
+    NAMED,
+    OUTPUT_PATH,
+    RANGES,
+    SCRIPTS,
+    SETS,
+    Option,
+)
 from lmcore.config.settings import Provenance
 from lmcore.config.tokenizer import COPIED_FILES
 
@@ -52,14 +64,26 @@ def _map_scripts(word: str, function: Callable[[str], str]) -> str:
 
 
 def _map_set(word: str, function: Callable[[str], str]) -> str:
-    """Return "NAME=PREFIX" with *function* applied to the prefix, or a name as it is."""
-    return _map_named(word, function) if "=" in word else word
+    """Return a path, or "NAME=PREFIX", with *function* applied to the path; a name as it is."""
+    named = named_path(word)
+    if named is not None:
+        return f"{named[0]}={function(named[1])}" if "/" not in named[0] else word
+    return function(word) if is_text_path(word) else word
+
+
+def _map_corpus(word: str, function: Callable[[str], str]) -> str:
+    """Return a corpora file, or "NAME=PATH", with *function* applied to the path."""
+    name, equals, path = word.partition("=")
+    if is_corpora_file(word) or not equals:
+        return function(word)
+    return f"{name.strip()}={function(path.strip())}"
 
 
 _EACH: Mapping[str, Callable[[str, Callable[[str], str]], str]] = {
     NAMED: _map_named,
     SCRIPTS: _map_scripts,
     SETS: _map_set,
+    CORPORA: _map_corpus,
 }
 
 
@@ -79,8 +103,13 @@ def absolute_paths(option: Option, value: Any) -> Any:
 
 
 def path_exists(path: str) -> bool:
-    """Return True if there is a file or directory *path*, or a dataset with this prefix."""
-    return any(Path(path + ending).exists() for ending in ("", ".idx", ".bin"))
+    """Return True if there is a file or directory *path*, or a dataset with this prefix.
+
+    A pattern exists if a file matches it.
+    """
+    if any(Path(path + ending).exists() for ending in ("", ".idx", ".bin")):
+        return True
+    return glob.has_magic(path) and next(glob.iglob(path, recursive=True), None) is not None  # noqa: PTH207
 
 
 def follow_moved_paths(

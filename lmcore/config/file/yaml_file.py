@@ -20,7 +20,7 @@ from lmcore.config.foreign.engine_file import of_an_engine
 if TYPE_CHECKING:
     import yaml
 
-__all__ = ["Entry", "YamlFile", "read_file", "written_value"]
+__all__ = ["Entry", "YamlFile", "check_depth", "read_file", "scalar", "written_value"]
 
 _MAX_BYTES = 1 << 18
 """Far above any file of settings; libyaml reads the worst of that size in about a second."""
@@ -84,7 +84,7 @@ def read_file(path: str, problems: list[LmcoreError], sections: Collection[str] 
         return nothing
     loader = yaml.CSafeLoader if fast else yaml.SafeLoader
     try:
-        _check_depth(text, loader)
+        check_depth(text, loader)
         root = yaml.compose(text, Loader=loader)
     except yaml.YAMLError as error:
         problems.append(_not_yaml(path, text, error))
@@ -160,7 +160,7 @@ def _not_settings(path: str, keys: list[str], sections: Collection[str]) -> Conf
     return ConfigError(what, why=why, hint=hint)
 
 
-def _check_depth(text: str, loader: Any) -> None:
+def check_depth(text: str, loader: Any) -> None:
     """Raise `RecursionError` for deep nesting, which overflows the stack of libyaml's composer."""
     import yaml
 
@@ -262,7 +262,7 @@ class _Reader:
             what = f"`{raw.key}` takes a value or a list of values"
             self._problem(raw.line, what, f"found a {node.id} that holds others")
             return
-        value = [_scalar(item) for item in node.value] if node.id == "sequence" else _scalar(node)
+        value = [scalar(item) for item in node.value] if node.id == "sequence" else scalar(node)
         end = node.end_mark
         rest = self.lines[end.line][end.column :].strip() if end.line < len(self.lines) else ""
         comment = rest[1:].strip() if rest.startswith("#") else ""
@@ -286,7 +286,8 @@ class _Reader:
         self.problems.append(ConfigError(f"{self.path}:{line}: {what}", why=why))
 
 
-def _scalar(node: yaml.Node) -> str | None:
+def scalar(node: yaml.Node) -> str | None:
+    """Return the text of a scalar; None for null."""
     return None if node.tag == "tag:yaml.org,2002:null" else str(node.value)
 
 

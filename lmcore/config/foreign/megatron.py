@@ -82,6 +82,7 @@ _TOKENIZER_FIXED = {
 
 RENAMED: Mapping[str, Renamed] = {
     "--batch-size": Renamed("--micro-batch-size"),
+    "--cache-dir": Renamed("--data-cache-path", yields=True),
     "--model-parallel-size": Renamed("--tensor-model-parallel-size"),
     "--warmup": Renamed("--lr-warmup-fraction"),
     "--kill-switch-file": Renamed("--kill-switch-path"),
@@ -229,7 +230,6 @@ FIXED: Mapping[str, Fixed] = {
     "--num-workers": Fixed(
         "batches are read from memory-mapped files; `--num-prefetch` sets the prefetch depth", None
     ),
-    "--cache-dir": Fixed("nothing is downloaded", None),
     **_TOKENIZER_FIXED,
     "--exit-signal-handler": _SIGNALS,
     "--exit-signal-handler-for-training": _SIGNALS,

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lmcore.config.derived.corpus import named_path
 from lmcore.config.need import Need
 from lmcore.config.option import (
     CHECKED,
+    CORPORA,
     FREE,
     INPUT_PATH,
     OUTPUT_PATH,
@@ -41,8 +43,8 @@ _POSITIONS = Need(
 
 
 def text_names(words: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of texts among the values of `--valid-data`, not NAME=PREFIX."""
-    return tuple(word for word in words if "=" not in word)
+    """Return names and paths of texts among the values of `--valid-data`, not NAME=PREFIX."""
+    return tuple(word for word in words if named_path(word) is None)
 
 
 _PREFIXES = ("data_path", "data_file_list", "train_data_path", "train_weighted_split_paths")
@@ -135,25 +137,37 @@ class DataSection(TokenizerSection):
     )
     train_data: tuple[str, ...] = option(
         (),
-        "Names of texts to train on, weighted by size; divided by split if neither valid_data nor "
+        "Texts to train on, weighted by size: names of corpora and of `lmcore data corpora`, "
+        "files, directories as ./DIR, patterns; divided by split if neither valid_data nor "
         "test_data is given.",
         metavar="NAME",
         on_resume=CHECKED,
+        paths=SETS,
     )
     valid_data: tuple[str, ...] = option(
         (),
-        "Names of texts to validate on; or validation sets beside the other validation data as "
-        "NAME=PREFIX, each an indexed dataset with a loss of its own.",
+        "Texts to validate on, like train_data; or validation sets beside the other validation "
+        "data as NAME=PREFIX of an indexed dataset, or NAME=FILE, each with a loss of its own.",
         metavar="NAME",
         needs=_VALIDATION,
         paths=SETS,
     )
     test_data: tuple[str, ...] = option(
-        (), "Names of texts to test on.", metavar="NAME", needs=_TEST
+        (), "Texts to test on, like train_data.", metavar="NAME", needs=_TEST, paths=SETS
+    )
+    corpora: tuple[str, ...] = option(
+        (),
+        "Names for the files of texts: corpora files, which end with .yaml, and NAME=PATH; "
+        "default: corpora.yaml beside the file of settings, or in the working directory.",
+        metavar="FILE",
+        on_resume=FREE,
+        needs=_NAMED_TEXT,
+        paths=CORPORA,
     )
     lazy_loader: bool = option(
         False,
-        "Keep a copy of named texts, so that later starts do not need their source.",
+        "Train on what was prepared if the files of a text are gone, of which a copy is kept; "
+        "a corpus needs none.",
         on_resume=FREE,
         needs=_NAMED_TEXT,
     )
@@ -179,7 +193,8 @@ class DataSection(TokenizerSection):
     )
     data_cache_path: str | None = option(
         None,
-        "Directory of the sample index caches; default: next to the data.",
+        "Directory of prepared texts and of sample index caches; default: the run directory, and "
+        "next to the data.",
         metavar="DIR",
         on_resume=FREE,
         paths=OUTPUT_PATH,

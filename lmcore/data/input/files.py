@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal, cast, get_args
 
 from lmcore.base.errors import ConfigError, DataError, counted, suggestion
+from lmcore.config.derived.corpus import COMPRESSED
 from lmcore.data.input.compression import BOM, STDIN, open_text, refuse_device
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "detect_format",
     "ending_of",
     "find_inputs",
+    "formats_of",
     "resolve_inputs",
 ]
 
@@ -35,7 +37,6 @@ _log = logging.getLogger(__name__)
 Format = Literal["jsonl", "json", "text", "csv", "tsv", "parquet", "arrow"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 
-_COMPRESSED = (".gz", ".gzip", ".zst", ".zstd", ".xz", ".bz2")
 _ENDINGS: dict[str, Format] = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
@@ -72,7 +73,9 @@ class InputFile:
     format: Format
 
 
-def find_inputs(inputs: Sequence[str], input_format: str = "auto") -> list[InputFile]:
+def find_inputs(
+    inputs: Sequence[str], input_format: str = "auto", *, by_name: bool = False
+) -> list[InputFile]:
     """Return the files of `--input`, in its order, each with its format.
 
     The matches of a pattern and the files of a directory are sorted by path.
@@ -80,6 +83,7 @@ def find_inputs(inputs: Sequence[str], input_format: str = "auto") -> list[Input
     Args:
         inputs: files, patterns, directories, or `-` for standard input.
         input_format: one of `FORMATS` for all of them, or `auto`.
+        by_name: take the format of a file from its name alone, and report no choice among files.
 
     Raises:
         DataError: a missing file, a device, a pattern without a match, or a directory without a
@@ -92,21 +96,36 @@ def find_inputs(inputs: Sequence[str], input_format: str = "auto") -> list[Input
             hint=suggestion(input_format, ("auto", *FORMATS)),
         )
     chosen = None if input_format == "auto" else cast("Format", input_format)
-    paths = resolve_inputs(inputs, chosen)
+    paths = resolve_inputs(inputs, chosen, report=not by_name)
+    if by_name:
+        return [InputFile(path, chosen or _named_format(path) or "jsonl") for path in paths]
     return [InputFile(path, chosen) if chosen else detect_format(path) for path in paths]
 
 
-def resolve_inputs(inputs: Sequence[str], chosen: Format | None = None) -> list[str]:
-    """Return the paths of `find_inputs`, without formats."""
+def formats_of(files: Sequence[InputFile]) -> Counter[str]:
+    """Return the number of files of each format; JSON in any form is one."""
+    return Counter("jsonl" if file.format == "json" else file.format for file in files)
+
+
+def resolve_inputs(
+    inputs: Sequence[str], chosen: Format | None = None, *, report: bool = True
+) -> list[str]:
+    """Return the paths of `find_inputs`, without formats.
+
+    Args:
+        inputs: files, patterns, directories, or `-` for standard input.
+        chosen: format of the files of directories; None: any.
+        report: log which files of a directory are skipped.
+    """
     files: list[str] = []
     for given in inputs:
         if given == STDIN or _can_be_read(Path(given)):
             refuse_device(given)
             files.append(given)
         elif Path(given).is_dir():
-            files.extend(_files_below(given, chosen))
+            files.extend(_files_below(given, chosen, report=report))
         else:
-            files.extend(_matches(given, chosen))
+            files.extend(_matches(given, chosen, report=report))
     if not files:
         raise DataError("no input", hint="give files with `--input`")
     return files
@@ -132,7 +151,7 @@ def _can_be_read(path: Path) -> bool:
     return path.exists() and not path.is_dir()
 
 
-def _matches(pattern: str, chosen: Format | None) -> list[str]:
+def _matches(pattern: str, chosen: Format | None, *, report: bool) -> list[str]:
     """Return the files that match a pattern, and the files below matching directories."""
     matches = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207  # absolute ones, too
     for path in matches:
@@ -140,7 +159,7 @@ def _matches(pattern: str, chosen: Format | None) -> list[str]:
     files = [path for path in matches if Path(path).is_file()]
     if not files:
         for path in matches:
-            files.extend(_files_below(path, chosen))
+            files.extend(_files_below(path, chosen, report=report))
     if files:
         return files
     if glob.has_magic(pattern):
@@ -155,12 +174,12 @@ def _named_format(path: str) -> Format | None:
 def ending_of(path: str) -> str:
     """Return the suffix of a name, lower-case, after removal of compression suffixes."""
     name = Path(path).name.lower()
-    for ending in _COMPRESSED:
+    for ending in COMPRESSED:
         name = name.removesuffix(ending)
     return Path(name).suffix
 
 
-def _files_below(directory: str, chosen: Format | None) -> list[str]:
+def _files_below(directory: str, chosen: Format | None, *, report: bool) -> list[str]:
     """Return the files below *directory* that have the format, sorted."""
     hidden: list[str] = []
     everything = sorted(_walk(directory, hidden))
@@ -176,7 +195,8 @@ def _files_below(directory: str, chosen: Format | None) -> list[str]:
         files = [path for path in everything if _named_format(path) and not _is_about_data(path)]
     if not files:
         raise _nothing_below(directory, everything, chosen)
-    _report_choice(directory, files, sorted({*everything, *hidden} - set(files)))
+    if report:
+        _report_choice(directory, files, sorted({*everything, *hidden} - set(files)))
     return files
 
 

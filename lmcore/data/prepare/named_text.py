@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from importlib import resources
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmcore.base.bounded_file import read_bounded_file
-from lmcore.base.errors import ConfigError, DataError, suggestion
+from lmcore.base.errors import DataError
 from lmcore.config.derived.data_source import BUNDLED
 from lmcore.data.cache.build_lock import build_or_wait
 from lmcore.data.prepare.lazy_text import LazyText, write_lazy_text
@@ -27,7 +27,14 @@ if TYPE_CHECKING:
     from lmcore.contract.tokenizer import Tokenizer
     from lmcore.plugin import PluginRecord, PluginSet
 
-__all__ = ["BUNDLED", "NamedText", "bundled_text", "find_text", "named_texts", "prepare_named_text"]
+__all__ = [
+    "BUNDLED",
+    "NamedText",
+    "bundled_text",
+    "named_texts",
+    "prepare_named_text",
+    "require_file",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -82,44 +89,12 @@ def named_texts(plugins: PluginSet) -> Registrations[NamedText]:
     return Registrations(texts, found.plugins, found.failures)
 
 
-def find_text(
-    name: str,
-    texts: Mapping[str, NamedText],
-    *,
-    flag: str = "--corpus",
-    may_be_gone: bool = False,
-) -> NamedText:
-    """Return the text with a name.
-
-    Args:
-        name: name of the text.
-        texts: all texts by name.
-        flag: option that named it, for messages.
-        may_be_gone: accept a text whose file is missing.
-
-    Raises:
-        ConfigError: there is no text with this name.
-        DataError: its file is missing.
-    """
-    text = texts.get(name)
-    if text is None:
-        if Path(name).is_file():
-            raise ConfigError(
-                f"`{flag} {name}`: this is a file, not the name of a bundled text",
-                hint=f"run `lmcore data prepare --input {name} ...`, then train with `--data-path`",
-            )
-        raise ConfigError(
-            f"`{flag} {name}`: no text has this name",
-            why=texts.why_missing() if isinstance(texts, Registrations) else None,
-            hint=f"{suggestion(name, texts)}; plugins can add more "
-            "(docs/how-to/extend-without-a-device.md), and `lmcore data corpora` lists them; "
-            "for your own text use `lmcore data prepare` and `--data-path`",
-        )
+def require_file(text: NamedText, *, may_be_gone: bool = False) -> None:
+    """Raise `DataError` if the file of a text is missing, unless it may be."""
     if not text.path.is_file() and not may_be_gone:
         raise DataError(
             f"{text.shown} has no file", why=f"`{text.path}` does not exist", hint=_hint(text)
         )
-    return text
 
 
 def prepare_named_text(

@@ -56,6 +56,7 @@ class PartialOutput:
         identity: input and settings that the output depends on.
         resume: continue an unfinished output.
         overwrite: True if the output replaces existing datasets; named in the way to resume.
+        continued_by: What a user does to resume, for messages; None: give `--resume`.
 
     Raises:
         ConfigError: there is an unfinished output, and *resume* is not set or it belongs to other
@@ -72,7 +73,9 @@ class PartialOutput:
         *,
         resume: bool,
         overwrite: bool = False,
+        continued_by: str | None = None,
     ) -> None:
+        self._continued_by = continued_by
         self._resume_flags = "--resume --overwrite" if overwrite else "--resume"
         self._state_path = state_path(prefix)
         self.folder = self._state_path.parent
@@ -147,12 +150,13 @@ class PartialOutput:
             return
         for output, counts in zip(self.keys, self.state.keys, strict=True):
             output.abandon(counts)
+        way = self._continued_by or f"continue with `{_resume_flags(cause, self._resume_flags)}`"
         _log.warning(
-            "complete in `%s`: %s (%s); continue with `%s`",
+            "complete in `%s`: %s (%s); %s",
             self.folder,
             counted(self.state.shards, "shard"),
             counted(self.state.documents, "document"),
-            _resume_flags(cause, self._resume_flags),
+            way,
         )
         self._release()
 

@@ -57,6 +57,7 @@ class PrepareRequest:
         partition: number of this host's partition, from 0; None: the whole input.
         splitter: sentence splitter, one sequence per sentence; None: one sequence per document.
         shuffle: seed of a random order of the documents; None: the order of the input.
+        continued_by: what a user does to resume, for messages; None: give `--resume`.
     """
 
     inputs: tuple[str, ...]
@@ -77,6 +78,7 @@ class PrepareRequest:
     partition: int | None = None
     splitter: SentenceSplitter | None = None
     shuffle: int | None = None
+    continued_by: str | None = None
 
     @property
     def options(self) -> InputOptions:

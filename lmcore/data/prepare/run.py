@@ -105,6 +105,7 @@ def prepare(request: PrepareRequest, progress: ProgressCallback | None = None) -
         job.identity,
         resume=request.resume,
         overwrite=request.overwrite,
+        continued_by=request.continued_by,
     )
     totals = _Totals(job, output, progress)
     try:

@@ -28,6 +28,7 @@ from lmcore.contract.device_errors import first_line
 from lmcore.contract.transfer.staging import PendingCopy, begin_staging, stage_tensors
 from lmcore.parallel.random_states import named_random_states
 from lmcore.train.diagnose.non_finite import check_copies, check_weights
+from lmcore.train.resume.corpora import KEY as CORPORA_KEY
 from lmcore.train.resume.validation_history import KEY, ValidationHistory
 
 if TYPE_CHECKING:
@@ -132,6 +133,7 @@ def take_snapshot(
     directory: Path,
     order: str,
     data: Mapping[str, Any] | None = None,
+    corpora: Mapping[str, str] | None = None,
     history: ValidationHistory | None = None,
     planner: WritePlanner | None = None,
 ) -> Snapshot:
@@ -152,6 +154,7 @@ def take_snapshot(
         directory: Folder of the checkpoints.
         order: Fingerprint of the training samples' order.
         data: Record of the data sources, from `RunDatasets.record`.
+        corpora: Digest of each corpus by name; None in a run without.
         history: Validation losses of the run; None in a run without validation.
         planner: Write planner of the run, with its channels; None in a run of one process.
 
@@ -180,6 +183,8 @@ def take_snapshot(
         "config": plan.to_dict() | {"config": _settings(plan)},
         "tokenizer": {"describe": tokenizer.describe(), "fingerprint": tokenizer.fingerprint()},
     }
+    if corpora:
+        meta[CORPORA_KEY] = dict(corpora)
     if history is not None and history.best_step is not None:
         meta |= _of_validations(history, best=asked.save_best, step=state.iteration)
     runtime.device.step_boundary()

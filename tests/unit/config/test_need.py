@@ -139,7 +139,7 @@ CASES = [
         "--train-data-path {data} --eval-iters 0",
         "--test-data-path {data}, --test-weighted-split-paths T:_1_0:0.5_{data}",
     ),
-    (OWN, "--data-path {data}", "--lazy-loader"),
+    (OWN, "--data-path {data}", "--lazy-loader, --corpora web=web.jsonl"),
     ("", "--train-data-path {data} --eval-iters 0", "--split 90,5,5"),
     ("", "--position-embedding-type none", "--reset-position-ids"),
     ("--tokenizer-type BertWordPieceCase", "--tokenizer-type ByteTokenizer", "--vocab-file {text}"),

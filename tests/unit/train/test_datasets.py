@@ -12,10 +12,9 @@ import pytest
 from lmcore.base.errors import ConfigError, DataError
 from lmcore.config.load import load_config
 from lmcore.data.blend.check import inspect_sources
-from lmcore.data.prepare.named_text import bundled_text
 from lmcore.data.tokenizer import ByteTokenizer
 from lmcore.families.sample_format import sample_format
-from lmcore.train.datasets import build_datasets, choose_texts, choose_tokenizer
+from lmcore.train.datasets import build_datasets, choose_tokenizer
 
 
 def choose(flags: str, extra: Any = None, copy: Path | None = None) -> Any:
@@ -27,29 +26,6 @@ def choose(flags: str, extra: Any = None, copy: Path | None = None) -> Any:
 def test_bundled_text_is_bytes() -> None:
     """Without data the tokenizer is bytes."""
     assert isinstance(choose(""), ByteTokenizer)
-
-
-def test_text_of_a_run(data_prefix: str) -> None:
-    """By default the bundled text, also by its name; none where a dataset is named."""
-    own = bundled_text()
-    texts = {own.name: own}
-
-    def texts_of(flags: str) -> Any:
-        return choose_texts(load_config(flags.split()).sources[0], texts)
-
-    assert texts_of("") == texts_of("--corpus shakespeare") == {own.name: own}
-    assert texts_of("--train-data shakespeare") == {own.name: own}
-    assert texts_of(f"--data-path {data_prefix}") == {}
-    with pytest.raises(ConfigError, match="`--corpus hamlet`"):
-        texts_of("--corpus hamlet")
-    with pytest.raises(ConfigError, match="`--valid-data hamlet`: no text has"):
-        texts_of("--train-data shakespeare --valid-data hamlet")
-    with pytest.raises(ConfigError) as caught:
-        texts_of("--train-data wikipedia shakespeare c4/en")
-    assert [one.what for one in (caught.value, *caught.value.others)] == [
-        "`--train-data wikipedia`: no text has this name",
-        "`--train-data c4/en`: no text has this name",
-    ]
 
 
 def test_tokenizer_of_the_data(data_prefix: str) -> None:

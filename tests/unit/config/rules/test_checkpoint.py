@@ -8,14 +8,14 @@ import pytest
 
 from lmcore.base.errors import LmcoreError
 from lmcore.config.load import load_config
-from lmcore.config.option import NAMED
+from lmcore.config.option import CORPORA, NAMED
 from lmcore.config.section import run_options
 from lmcore.config.validate import problems_of
 
 KINDS = {
     option.flag: option.metavar
     for option in run_options().values()
-    if option.metavar in {"FILE", "DIR"} and option.paths != NAMED
+    if option.metavar in {"FILE", "DIR"} and option.paths not in {CORPORA, NAMED}
 }
 """Every option of a run that takes one file or one directory."""
 

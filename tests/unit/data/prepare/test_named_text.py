@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lmcore.base.errors import ConfigError, DataError, PluginError
+from lmcore.base.errors import DataError, PluginError
 from lmcore.contract.registry import CorpusRegistry
 from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.prepare import named_text as named_text_module
@@ -20,14 +20,13 @@ from lmcore.data.prepare.named_text import (
     BUNDLED,
     NamedText,
     bundled_text,
-    find_text,
     named_texts,
     prepare_named_text,
+    require_file,
 )
 from lmcore.data.prepare.plain_text import documents_from_text
 from lmcore.data.tokenizer import ByteTokenizer
 from lmcore.plugin import PluginRecord, PluginSet, PluginState
-from lmcore.plugin.registrations import Registrations
 
 MINE = PluginRecord("mine", "mine", "lmcore-mine", "1.0", PluginState.USABLE)
 
@@ -44,36 +43,15 @@ def test_the_bundled_text_has_a_name() -> None:
     """Without any plugin there is lmcore's own text, and its file."""
     texts = named_texts(PluginSet(()))
     assert list(texts) == [BUNDLED]
-    assert find_text(BUNDLED, texts) == bundled_text()
+    assert texts[BUNDLED] == bundled_text()
     assert bundled_text().path.stat().st_size == 1_115_394
-
-
-def test_file_instead_of_a_name(tmp_path: Path) -> None:
-    """A file of text is not called unknown: it has to be prepared."""
-    path = tmp_path / "mine.jsonl"
-    path.write_text("{}")
-    with pytest.raises(ConfigError, match="this is a file") as caught:
-        find_text(str(path), named_texts(PluginSet(())))
-    assert f"lmcore data prepare --input {path}" in str(caught.value.hint)
-
-
-def test_unknown_name() -> None:
-    """The nearest is named, the failure of a plugin that might bring it, and the other way."""
-    texts = Registrations({BUNDLED: bundled_text()}, {}, {"mine": "failed: libx.so"})
-    with pytest.raises(ConfigError) as caught:
-        find_text("shakespere", texts)
-    assert caught.value.what == "`--corpus shakespere`: no text has this name"
-    assert caught.value.why == "plugin `mine` might add it: it failed: libx.so"
-    assert caught.value.hint is not None
-    assert "did you mean `shakespeare`?" in caught.value.hint
-    assert "lmcore data prepare" in caught.value.hint
 
 
 def test_missing_file(text: NamedText) -> None:
     """A text whose file is gone is an error before anything is built."""
     text.path.unlink()
     with pytest.raises(DataError) as caught:
-        find_text("holes", {"holes": text})
+        require_file(text)
     assert caught.value.what == "corpus `holes` of plugin `mine` (lmcore-mine 1.0) has no file"
     assert caught.value.hint is not None
     assert "reinstall `lmcore-mine`" in caught.value.hint
