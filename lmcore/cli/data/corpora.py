@@ -16,7 +16,7 @@ from lmcore.config.options.command_line import parse_section
 from lmcore.config.section.accelerator import plugin_off_option
 
 if TYPE_CHECKING:
-    from lmcore.config.derived.corpus import Corpus
+    from lmcore.config.corpus import Corpus
     from lmcore.data.prepare.named_text import NamedText
 
 __all__ = ["CorporaSection", "run"]

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from lmcore.base.errors import ConfigError, LmcoreError
-from lmcore.config.derived.corpus import named_path, names_text_files
+from lmcore.config.corpus import named_path, names_text_files
 from lmcore.config.derived.split import DataSplit, parse_split
 from lmcore.config.section.data import DataSection, text_names
 from lmcore.config.section.task import TaskSection

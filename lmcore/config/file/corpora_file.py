@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmcore.base.bounded_file import read_bounded_file
 from lmcore.base.errors import ConfigError, LmcoreError, suggestion
-from lmcore.config.derived.corpus import DOCUMENT_UNITS, Corpus, is_text_path, named_path
+from lmcore.config.corpus import DOCUMENT_UNITS, Corpus, is_text_path, named_path
 from lmcore.config.file.yaml_file import check_depth, scalar
 from lmcore.config.settings import Provenance
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lmcore.config.derived.corpus import is_text_path, named_path
+from lmcore.config.corpus import is_text_path, named_path
 from lmcore.config.derived.data_source import is_number
 from lmcore.config.file.corpora_file import is_corpora_file
 from lmcore.config.option import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lmcore.config.derived.corpus import named_path
+from lmcore.config.corpus import named_path
 from lmcore.config.need import Need
 from lmcore.config.option import (
     CHECKED,

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal, cast, get_args
 
 from lmcore.base.errors import ConfigError, DataError, counted, suggestion
-from lmcore.config.derived.corpus import COMPRESSED
+from lmcore.config.corpus import COMPRESSED
 from lmcore.data.input.compression import BOM, STDIN, open_text, refuse_device
 
 __all__ = [

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lmcore.base.errors import ConfigError, DataError, LmcoreError, counted, nearest
-from lmcore.config.derived.corpus import Corpus, is_text_path
+from lmcore.config.corpus import Corpus, is_text_path
 from lmcore.config.derived.data_source import Blend, RunSources
 from lmcore.config.file.corpora_file import read_corpora
 from lmcore.data.prepare.corpus import corpus_files

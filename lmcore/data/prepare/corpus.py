@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from lmcore.base.bounded_file import read_bounded_file
 from lmcore.base.durable import write_atomically
 from lmcore.base.errors import ConfigError, DataError, LmcoreError, counted
-from lmcore.config.derived.corpus import Corpus
+from lmcore.config.corpus import Corpus
 from lmcore.data.cache.build_lock import build_or_wait
 from lmcore.data.indexed.files import DiskFullError, disk_errors, file_changed
 from lmcore.data.indexed.metadata import read_metadata

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lmcore.base.errors import ConfigError
-from lmcore.config.derived.corpus import Corpus
+from lmcore.config.corpus import Corpus
 from lmcore.config.file.corpora_file import read_corpora
 from lmcore.config.load import load_config
 

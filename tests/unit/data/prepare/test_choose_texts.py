@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lmcore.base.errors import ConfigError, DataError
-from lmcore.config.derived.corpus import Corpus
+from lmcore.config.corpus import Corpus
 from lmcore.config.load import load_config
 from lmcore.data.prepare.choose_texts import choose_texts
 from lmcore.data.prepare.named_text import BUNDLED, bundled_text

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from lmcore.base.errors import ConfigError, DataError
-from lmcore.config.derived.corpus import Corpus
+from lmcore.config.corpus import Corpus
 from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.prepare import corpus as corpus_module
 from lmcore.data.prepare import partial_output

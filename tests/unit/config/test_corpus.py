@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lmcore.config.derived.corpus import (
+from lmcore.config.corpus import (
     COMPRESSED,
     TEXT_ENDINGS,
     is_text_path,
