@@ -141,8 +141,7 @@ def load_config(
     )
     problems = list(parsed.problems)
     continued = _continued_run(parsed, problems, foreign_run)
-    is_whole = not parsed.unread & {"preset", "defaults"}
-    is_whole &= len(problems) == len(parsed.problems)
+    is_whole = not problems[len(parsed.problems) :] and not parsed.unread & {"preset", "defaults"}
     paths = parsed.positionals[_CONFIG_FILES.name]
     if continued is not None and continued.settings_file is not None:
         paths = (str(continued.settings_file), *paths)
@@ -154,10 +153,9 @@ def load_config(
     known = len(problems)
     layers = _continued_layers(continued, options, layers, files, saved_settings, problems)
     preset = _preset(parsed, files)
-    below_files = [defaults_layer(parsed.values.get(DEFAULTS_OPTION.name))]
+    below_files = [{} if continued else corpora_layer(layers, paths, os.environ)]
+    below_files.append(defaults_layer(parsed.values.get(DEFAULTS_OPTION.name)))
     below_files += [] if preset is None else [_preset_layer(preset)]
-    if continued is None:
-        below_files.append(corpora_layer(layers, paths, os.environ))
     foreign = _foreign_layer(foreign_settings, options, layers, problems)
     if not foreign and (saved := _saved_model(layers, saved_settings)) is not None:
         below_files.append(saved.model_layer(options, problems))

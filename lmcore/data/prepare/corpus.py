@@ -214,7 +214,7 @@ class _Preparation:
             return []
 
     def _digested(self, found: Sequence[InputFile]) -> list[CorpusFile]:
-        """Return the files with their digests; those that have not changed are not read."""
+        """Return the files with their digests; a file that has not changed is not read."""
         known = {(file.path, file.state): file for file in self._recorded()}
         size = sum(Path(file.path).stat().st_size for file in found)
         unit = "MiB" if size >> 20 else "KiB"

@@ -56,7 +56,7 @@ class PartialOutput:
         identity: input and settings that the output depends on.
         resume: continue an unfinished output.
         overwrite: True if the output replaces existing datasets; named in the way to resume.
-        continued_by: What a user does to resume, for messages; None: give `--resume`.
+        continued_by: way to resume, for messages; None: by `--resume`.
 
     Raises:
         ConfigError: there is an unfinished output, and *resume* is not set or it belongs to other

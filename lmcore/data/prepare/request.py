@@ -57,7 +57,7 @@ class PrepareRequest:
         partition: number of this host's partition, from 0; None: the whole input.
         splitter: sentence splitter, one sequence per sentence; None: one sequence per document.
         shuffle: seed of a random order of the documents; None: the order of the input.
-        continued_by: what a user does to resume, for messages; None: give `--resume`.
+        continued_by: way to resume, for messages; None: by `--resume`.
     """
 
     inputs: tuple[str, ...]

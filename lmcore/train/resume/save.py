@@ -175,16 +175,13 @@ def take_snapshot(
         "counters": state.counters(),
         "schedule": state.schedule_settings(),
         "loss_scale": state.loss_scale.state(),
-        "data_order": order,
-        "data": data,
+        **_of_data(order, data, corpora or {}),
         "seed": plan.config.training.seed,
         "layout": dataclasses.asdict(plan.layout),
         "precision": runtime.precision.name,
         "config": plan.to_dict() | {"config": _settings(plan)},
         "tokenizer": {"describe": tokenizer.describe(), "fingerprint": tokenizer.fingerprint()},
     }
-    if corpora:
-        meta[CORPORA_KEY] = dict(corpora)
     if history is not None and history.best_step is not None:
         meta |= _of_validations(history, best=asked.save_best, step=state.iteration)
     runtime.device.step_boundary()
@@ -235,6 +232,14 @@ def begin_copy(
     copy = begin_staging(stager, copied, {key for key in copied if names.get(key) in lasting})
     state.optimizer.before_next_change(copy.end_reads)
     return dataclasses.replace(copy, tensors={**copy.tensors, **kept})
+
+
+def _of_data(
+    order: str, data: Mapping[str, Any] | None, corpora: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the entries of a checkpoint about training samples and the files they are from."""
+    found: dict[str, Any] = {"data_order": order, "data": data}
+    return found | ({CORPORA_KEY: dict(corpora)} if corpora else {})
 
 
 def _of_validations(history: ValidationHistory, *, best: bool, step: int) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def test_names(word: str) -> None:
 
 
 def test_endings_of_a_preparation(tmp_path) -> None:
-    """The endings are those of the files that a preparation finds in a directory."""
+    """A preparation finds files with these endings in a directory."""
     for ending in TEXT_ENDINGS:
         (tmp_path / f"x{ending}").write_text("")
     found = find_inputs([str(tmp_path)], by_name=True)
