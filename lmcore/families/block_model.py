@@ -31,7 +31,11 @@ class BlockModel(Model):
     """
 
     blocks: nn.ModuleDict
-    embeddings: ClassVar[tuple[str, ...]] = ("token_embedding", "position_embedding")
+    embeddings: ClassVar[tuple[str, ...]] = (
+        "token_embedding",
+        "embedding_norm",
+        "position_embedding",
+    )
 
     def build_blocks(self, ops: OpBinding, *, masked: bool, **options: Any) -> nn.ModuleDict:
         """Return the blocks of this part, by their numbers.

@@ -229,6 +229,12 @@ class Model(nn.Module, ABC):
         """
         raise self.unsupported("--tensor-model-parallel-size")
 
+    def divide_heads(self, rank: int, size: int) -> None:
+        """Take part *rank* of *size* of the heads, in tensor parallelism of this narrow model.
+
+        Only what depends on the number of a head among all changes.
+        """
+
     def stage_modules(self, *, first: bool, last: bool) -> dict[str, nn.Module]:  # noqa: ARG002
         """Return the modules of a pipeline stage beside its layers, by attribute name.
 

@@ -29,11 +29,13 @@ class ForeignTensors:
         names: Names in the other program.
         rows: Sizes of several tensors along the first dim of the parameter; empty: it is one.
         transposed: True if the other program has the matrix transposed.
+        by_head: True if it has the query, key and value of each head together.
     """
 
     names: tuple[str, ...]
     rows: tuple[int, ...] = ()
     transposed: bool = False
+    by_head: bool = False
 
 
 @dataclass

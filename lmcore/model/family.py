@@ -279,7 +279,7 @@ def block_flops(shape: ModelShape, seq_length: int) -> int:
     Source: Narayanan et al. 2021.
     """
     h, queries = shape.hidden_size, shape.attention_size
-    matrices = 3 if shape.swiglu else 2
+    matrices = 3 if shape.gated else 2
     products = 2 * queries + 2 * shape.key_size + matrices * shape.ffn_hidden_size
     return seq_length * (2 * h * products + 4 * seq_length * queries)
 
@@ -334,7 +334,7 @@ def stacks_of(shape: ModelShape) -> tuple[Stack, ...]:
     """Return the stacks of a model's layers."""
     family = family_of(shape)
     if family.stacks is None:
-        return (Stack("", shape.num_layers, family.tokens, gated=shape.swiglu),)
+        return (Stack("", shape.num_layers, family.tokens, gated=shape.gated),)
     return tuple(family.stacks(shape))
 
 

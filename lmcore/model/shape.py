@@ -34,6 +34,9 @@ class ModelShape:
         vocab_size: Number of tokens, beyond which rows only pad the vocabulary and are left out of
             the loss; 0: every row counts.  It is a setting of the run, and not saved.
         further: Values of the settings that only this family has (`Family.settings`), by name.
+        glu_activation: Activation of a gate other than `swiglu`'s: geglu, liglu or reglu; empty:
+            no other one.
+        embed_layernorm: True to normalize the token embeddings.
         task: Task of the model's head (`--task`); empty: the heads of pretraining.
         num_labels: Number of classes of a classification, or most choices of a question; 0 without
             a task.
@@ -65,6 +68,8 @@ class ModelShape:
     num_labels: int = _later(0)
     further: Further = _later(())  # noqa: RUF009 - a field
     vocab_size: int = 0
+    glu_activation: str = _later("")
+    embed_layernorm: bool = _later(False)  # noqa: FBT003
 
     def __post_init__(self) -> None:
         """Replace zeros by the values that follow from other fields."""
@@ -94,6 +99,11 @@ class ModelShape:
         return self.add_bias_linear or self.add_qkv_bias
 
     @property
+    def gated(self) -> bool:
+        """True if the first projection of a feed-forward layer has a gate."""
+        return self.swiglu or bool(self.glu_activation)
+
+    @property
     def learned_positions(self) -> bool:
         """True if positions are encoded by learned embeddings."""
         return self.position_embedding_type == "learned_absolute"
@@ -102,6 +112,11 @@ class ModelShape:
     def relative_positions(self) -> bool:
         """True if positions are encoded by a bias of attention for each distance."""
         return self.position_embedding_type == "relative"
+
+    @property
+    def alibi(self) -> bool:
+        """True if positions are encoded by a bias of attention that is linear in the distance."""
+        return self.position_embedding_type == "alibi"
 
     @property
     def rotary(self) -> bool:
@@ -149,6 +164,7 @@ class ModelShape:
             *("position_embedding_type", "untie_embeddings_and_output_weights"),
             *("add_bias_linear",),
         }
+        names |= {name for name in ("glu_activation", "embed_layernorm") if getattr(self, name)}
         if not self.add_bias_linear:
             names.add("add_qkv_bias")
         if self.rotary:

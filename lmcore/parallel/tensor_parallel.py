@@ -264,6 +264,7 @@ def connect(model: Model, axis: Axis, *, sequence: bool, rng: RngTracker) -> Non
     leave: Callable[[Tensor], Tensor] = functools.partial(
         reduce_scatter if sequence else all_reduce, axis=axis
     )
+    model.divide_heads(axis.rank, axis.size)
     for attention in model.attentions:
         if attention.dropout and not sequence:  # with it, all random numbers differ by rank
             attention.op = _drawing(attention.op, lambda: rng.fork(STREAM))

@@ -27,6 +27,7 @@ LLAMA = replace(
     untie_embeddings_and_output_weights=True,
     add_bias_linear=False,
 )
+BLOOM = ModelShape(2, 24, 3, 96, 32, 384, position_embedding_type="alibi", embed_layernorm=True)
 SHAPES = {
     "gpt2": GPT2,
     "gpt2 untied": replace(GPT2, untie_embeddings_and_output_weights=True),
@@ -38,6 +39,14 @@ SHAPES = {
         LLAMA, rope_scaling_factor=8.0, rotary_base=500000, head_dim=8
     ),
     "qwen2": replace(LLAMA, add_qkv_bias=True),
+    "bloom": BLOOM,
+    "bloom untied": replace(
+        BLOOM,
+        num_attention_heads=4,
+        num_query_groups=4,
+        head_dim=6,
+        untie_embeddings_and_output_weights=True,
+    ),
 }
 
 

@@ -44,6 +44,8 @@ CHECKED_CHANGES: Mapping[str, tuple[str, str]] = {
     "num_query_groups": ("rotary", "--num-query-groups 2"),
     "ffn_hidden_size": ("gpt", "--ffn-hidden-size 32"),
     "swiglu": ("gpt", "--swiglu --ffn-hidden-size 64"),
+    "glu_activation": ("gpt", "--glu-activation reglu"),
+    "embed_layernorm": ("gpt", "--embed-layernorm"),
     "normalization": ("gpt", "--normalization RMSNorm"),
     "seq_length": ("gpt", "--seq-length 8 --max-position-embeddings 16"),
     "max_position_embeddings": ("gpt", "--max-position-embeddings 32"),

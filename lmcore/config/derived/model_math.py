@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 __all__ = ["family_name", "ffn_hidden_size", "head_size", "model_shape", "num_query_groups"]
 
 _GATED_MULTIPLE = 64
+_SWIGLU = "swiglu"
+"""Value of `--glu-activation` for the model of `--swiglu`."""
 
 
 def family_name(model: ModelSection) -> str:
@@ -25,8 +27,8 @@ def family_name(model: ModelSection) -> str:
 def ffn_hidden_size(model: ModelSection) -> int:
     """Return the width of the feed-forward layer, 4 * hidden_size by default.
 
-    The default with SwiGLU, which has a third matrix, is two thirds of that, rounded down to a
-    multiple of 64.
+    The default with `--swiglu`, which has a third matrix, is two thirds of that, rounded down to a
+    multiple of 64; with `--glu-activation` it is not less.
     """
     if model.ffn_hidden_size or not model.swiglu:
         return model.ffn_hidden_size or 4 * model.hidden_size
@@ -85,7 +87,9 @@ def model_shape(
         head_dim=model.kv_channels or 0,
         num_query_groups=num_query_groups(model),
         normalization=model.normalization,
-        swiglu=model.swiglu,
+        swiglu=model.swiglu or model.glu_activation == _SWIGLU,
+        glu_activation="" if model.glu_activation == _SWIGLU else model.glu_activation or "",
+        embed_layernorm=model.embed_layernorm,
         position_embedding_type=model.position_embedding_type,
         rotary_base=model.rotary_base,
         rotary_percent=model.rotary_percent,

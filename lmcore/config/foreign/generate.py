@@ -38,13 +38,16 @@ _FIELDS: Mapping[str, str] = {
             *("num_layers", "hidden_size", "num_attention_heads", "ffn_hidden_size"),
             *("max_position_embeddings", "position_embedding_type", "normalization", "swiglu"),
             *("rotary_base", "rotary_percent", "layernorm_epsilon", "add_bias_linear"),
-            *("add_qkv_bias", "untie_embeddings_and_output_weights"),
+            *("add_qkv_bias", "untie_embeddings_and_output_weights", "embed_layernorm"),
         )
     },
     "kv_channels": "head_dim",
 }
 """Field of the model's shape for each option that it has unchanged."""
-_DERIVED = ("group_query_attention", "num_query_groups", "use_rope_scaling", "rope_scaling_factor")
+_DERIVED = (
+    *("group_query_attention", "num_query_groups", "use_rope_scaling", "rope_scaling_factor"),
+    "glu_activation",
+)
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,9 @@ class GivenModel:
             groups = values.get("num_query_groups")
             name = "group_query_attention" if groups is None else "num_query_groups"
             yield name, "num_query_groups", groups or 1
+        if gate := values.get("glu_activation"):
+            field = "swiglu" if gate == "swiglu" else "glu_activation"
+            yield "glu_activation", field, True if field == gate else gate
         if values.get("use_rope_scaling"):
             default = run_options()["rope_scaling_factor"].default
             factor = values.get("rope_scaling_factor", default)

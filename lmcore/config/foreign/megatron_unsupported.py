@@ -19,11 +19,8 @@ _EIGHT_BITS = "use `--precision bf16`: training in 8 or 4 bits is not supported"
 _REDUCED = "leave it out: gradients are reduced in fp32"
 _INFERENCE = "leave it out: `lmcore generate` and `lmcore serve` have flags of their own"
 _OTHER_MODEL = "leave it out, which gives another model: it is not supported"
-_GATED = "use `--swiglu`, which gives another model: it is the only gated activation"
-_GLU = (
-    "use `--swiglu --ffn-hidden-size N`, where N is 4 * hidden size by default: it is the "
-    "only gated activation"
-)
+_GATED = "use `--glu-activation geglu`"
+_QUICK = "use `--glu-activation geglu`, whose GELU is exact: it gives another model"
 _TRAIN_TOKENS = "use `--train-samples N` alone, where N is its tokens / `--seq-length`"
 _DECAY_TOKENS = "use `--lr-decay-samples N`, where N is its tokens / `--seq-length`"
 _WARMUP_TOKENS = "use `--lr-warmup-samples N`, where N is its tokens / `--seq-length`"
@@ -175,7 +172,7 @@ _NAMES: Mapping[str, str] = {
         cache-mla-latents disable-mamba-mem-eff-path dsa-indexer-head-dim dsa-indexer-k-norm-epsilon
         dsa-indexer-k-norm-fp32 dsa-indexer-loss-coeff dsa-indexer-n-heads
         dsa-indexer-rope-interleaved dsa-indexer-skip-topk-offset dsa-indexer-topk
-        dsa-indexer-topk-freq dsa-indexer-use-sparse-loss dsa-kernel-backend embed-layernorm
+        dsa-indexer-topk-freq dsa-indexer-use-sparse-loss dsa-kernel-backend
         embedding-init-method-std enable-mhc-connections experimental-attention-variant fim-data
         fim-eod-token fim-fragment-rate fim-middle-token fim-no-prefix fim-pad-token
         fim-prefix-token fim-rate fim-split-sample fim-spm-rate fim-suffix-token freeze-all-layers
@@ -204,10 +201,10 @@ _NAMES: Mapping[str, str] = {
         yarn-original-max-position-embeddings
     """,
     _GATED: """
-        geglu quick-geglu
+        geglu
     """,
-    _GLU: """
-        glu-activation
+    _QUICK: """
+        quick-geglu
     """,
     _TRAIN_TOKENS: """
         train-tokens

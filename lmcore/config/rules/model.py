@@ -115,9 +115,43 @@ def _feed_forward(loaded: LoadedConfig) -> Problems:
         )
 
 
+def _gate(loaded: LoadedConfig) -> Problems:
+    model = loaded.config.model
+    if model.swiglu and model.glu_activation:
+        yield ConfigError(
+            f"{loaded.shown('swiglu')} cannot be combined with {loaded.shown('glu_activation')}",
+            why="each names the activation of the feed-forward layer",
+            hint="leave one out; `--glu-activation swiglu` has a default width of 4 * hidden size, "
+            "`--swiglu` of 8/3 hidden size",
+        )
+
+
+_DECODER_PARTS = {
+    "glu_activation": "its feed-forward layers have other activations",
+    "embed_layernorm": "its embeddings are not normalized",
+}
+
+
+def _decoder_parts(loaded: LoadedConfig) -> Problems:
+    model = loaded.config.model
+    if model.model_family and named_family(model.model_family) is None:
+        return  # see `_family`
+    family = family_of(model)
+    if family.matches is not None:
+        return
+    for name, why in _DECODER_PARTS.items():
+        if getattr(model, name):
+            yield ConfigError(
+                f"{loaded.shown(name)} is not supported by {family.name} models",
+                why=why,
+                hint="leave it out, or use `--model-family gpt`",
+            )
+
+
 _ENCODINGS = {
     "learned_absolute": "learned positions",
     "rope": "rotary positions",
+    "alibi": "ALiBi",
     "relative": "relative positions",
     "none": "no positions at all",
 }
@@ -176,6 +210,8 @@ MODEL_RULES: tuple[Rule, ...] = (
     _heads,
     _query_groups,
     _feed_forward,
+    _gate,
+    _decoder_parts,
     _encoding,
     _positions,
     _rotation,

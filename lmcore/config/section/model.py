@@ -61,6 +61,13 @@ class ModelSection:
     swiglu: bool = option(
         False, "Use SwiGLU in the feed-forward layer instead of GELU.", on_resume=CHECKED
     )
+    glu_activation: str | None = option(
+        None,
+        "Gate of the feed-forward layer by its activation, in place of GELU: exact GELU (geglu), "
+        "none (liglu), ReLU (reglu) or SiLU (swiglu, as --swiglu but with 4 * hidden_size).",
+        choices=("geglu", "liglu", "reglu", "swiglu"),
+        on_resume=CHECKED,
+    )
     normalization: str = option(
         "LayerNorm",
         "Normalization before attention and feed-forward layer.",
@@ -77,12 +84,17 @@ class ModelSection:
     position_embedding_type: str = option(
         "learned_absolute",
         "Positional encoding: learned embeddings, rotary embeddings (rope), a bias of attention "
-        "for each distance (relative, of T5), or none.",
-        choices=("learned_absolute", "rope", "relative", "none"),
-        refused=dict.fromkeys(
-            ("alibi", "mrope", "yarn"),
-            "use `--position-embedding-type rope`, which gives another model",
-        ),
+        "that grows with the distance (alibi) or is learned for each distance (relative, of T5), "
+        "or none.",
+        choices=("learned_absolute", "rope", "alibi", "relative", "none"),
+        refused={
+            **dict.fromkeys(
+                ("mrope", "yarn"),
+                "use `--position-embedding-type rope`, which gives another model",
+            ),
+            "absolute": "use `--position-embedding-type learned_absolute`",
+            "rotary": "use `--position-embedding-type rope`",
+        },
         on_resume=CHECKED,
     )
     rotary_base: int = option(
@@ -108,6 +120,9 @@ class ModelSection:
         minimum=1,
         on_resume=CHECKED,
         needs=_ROPE_SCALING,
+    )
+    embed_layernorm: bool = option(
+        False, "Normalize the token embeddings, with gain and offset.", on_resume=CHECKED
     )
     untie_embeddings_and_output_weights: bool = option(
         False,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lmcore.conversion.recipe import Recipe, same, stacked, transposed
+from lmcore.conversion.recipe import Recipe, grouped_qkv, same, stacked, transposed
 from lmcore.model.architecture import Architecture, architectures
 from lmcore.model.family import parameter_shapes
 from lmcore.model.shape import ModelShape
@@ -45,6 +45,14 @@ def _recipe(kind: Architecture, name: str, size: tuple[int, ...], shape: ModelSh
     found = kind.tensors(name, shape)
     if found.rows:
         return stacked(found.names, found.rows, size)
+    if found.by_head:
+        groups, heads = shape.num_query_groups, shape.num_attention_heads
+        return grouped_qkv(
+            *(found.names[0], size),
+            groups=groups,
+            queries=heads // groups,
+            channels=shape.head_dim,
+        )
     return (transposed if found.transposed else same)(found.names[0], size)
 
 

@@ -17,6 +17,8 @@ def parameters(shape: ModelShape) -> list[Parameter]:
     rows = (shape.padded_vocab_size, shape.hidden_size)
     usual = Init(std=shape.init_method_std)
     table = [Parameter("token_embedding.weight", rows, usual, Split(0), rows_are_tokens=True)]
+    if shape.embed_layernorm:
+        table += norm_rows("embedding_norm", replace(shape, normalization="LayerNorm"))
     if shape.learned_positions:
         positions = (shape.max_position_embeddings, shape.hidden_size)
         table.append(Parameter("position_embedding.weight", positions, usual))
@@ -62,5 +64,6 @@ GPT = Family(
     },
     body=Body(inputs=("tokens_BS",), heads=frozenset({"output_embedding"})),
     every_position_is_a_target=True,
+    positions=("learned_absolute", "rope", "alibi", "none"),
 )
 LLAMA = replace(GPT, name="Llama", matches=_is_llama, positions=("rope",))

@@ -1,4 +1,4 @@
-"""Architectures of transformers for GPT and Llama: GPT-2, Llama, Mistral and Qwen2.  Torch-free.
+"""Architectures of transformers: GPT-2, BLOOM, Llama, Mistral and Qwen2.  Torch-free.
 
 GPT-2 stores the matrices of its layers transposed, [in, out]; Llama and its relatives store
 queries, keys and values, and the two projections of SwiGLU, as separate tensors.  Rotary
@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from lmcore.base.errors import counted
+from lmcore.families.gpt import bloom
 from lmcore.families.layers.parameters import module_of
 from lmcore.families.saved_shape import is_number
 from lmcore.model.architecture import Architecture, ConfigReader, ForeignTensors
@@ -218,7 +219,8 @@ def _rope(reader: ConfigReader, default_base: float) -> tuple[int, float]:
 def _llama_differences(shape: ModelShape) -> list[str]:
     found = {
         f"{shape.normalization} instead of RMSNorm": shape.normalization != "RMSNorm",
-        "GELU instead of SwiGLU": not shape.swiglu,
+        f"{_activation(shape)} instead of SwiGLU": not shape.swiglu,
+        "normalized embeddings": shape.embed_layernorm,
         f"{_positions(shape)} instead of rotary ones": not shape.rotary,
         f"rotary positions in {shape.rotary_percent:g} of a head's channels instead of all": (
             shape.rotary and shape.rotary_percent != 1.0
@@ -231,7 +233,8 @@ def _gpt2_differences(shape: ModelShape) -> list[str]:
     keys = counted(shape.num_query_groups, "key head")
     found = {
         f"{shape.normalization} instead of LayerNorm": shape.normalization != "LayerNorm",
-        "SwiGLU instead of GELU": shape.swiglu,
+        f"{_activation(shape)} instead of GELU": shape.gated,
+        "normalized embeddings": shape.embed_layernorm,
         f"{_positions(shape)} instead of learned ones": not shape.learned_positions,
         "no biases": not shape.add_bias_linear,
         f"{keys} for {shape.num_attention_heads} query heads": (
@@ -244,8 +247,14 @@ def _gpt2_differences(shape: ModelShape) -> list[str]:
     return [what for what, there in found.items() if there]
 
 
+def _activation(shape: ModelShape) -> str:
+    return {"": "SwiGLU" if shape.swiglu else "GELU"}.get(
+        shape.glu_activation, shape.glu_activation.upper()
+    )
+
+
 def _positions(shape: ModelShape) -> str:
-    kinds = {"learned_absolute": "learned", "rope": "rotary", "none": "no"}
+    kinds = {"learned_absolute": "learned", "rope": "rotary", "alibi": "ALiBi", "none": "no"}
     return f"{kinds[shape.position_embedding_type]} positions"
 
 
@@ -345,5 +354,16 @@ ARCHITECTURES = (
         class_name=lambda _shape: "GPT2LMHeadModel",
         copies={_HEAD: "transformer.wte.weight"},
         buffers=re.compile(r"(?:transformer\.)?h\.\d+\.attn\.(?:bias|masked_bias)"),
+    ),
+    replace(
+        _LLAMA_TYPE,
+        model_type="bloom",
+        read=bloom.read,
+        tensors=bloom.tensors,
+        write=bloom.write,
+        differences=bloom.differences,
+        class_name=lambda _shape: "BloomForCausalLM",
+        copies={_HEAD: bloom.EMBEDDING},
+        buffers=re.compile(r"(?!)"),
     ),
 )

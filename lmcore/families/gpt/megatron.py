@@ -3,8 +3,22 @@
 from __future__ import annotations
 
 from lmcore.model.megatron_names import MegatronNames
+from lmcore.model.shape import ModelShape
 
 __all__ = ["NAMES"]
+
+
+def _differences(shape: ModelShape, style: str) -> list[str]:
+    """Return what only BigScience's fork has, whose names are older ones."""
+    if style == "legacy":
+        return []
+    found = {
+        "ALiBi": shape.alibi,
+        "normalized embeddings": shape.embed_layernorm,
+        f"the activation {shape.glu_activation}": bool(shape.glu_activation),
+    }
+    return [what for what, there in found.items() if there]
+
 
 NAMES = MegatronNames(
     core={
@@ -15,6 +29,7 @@ NAMES = MegatronNames(
     },
     legacy={
         "token_embedding": "language_model.embedding.word_embeddings",
+        "embedding_norm": "language_model.embedding.word_embeddings.norm",
         "position_embedding": "language_model.embedding.position_embeddings",
         "final_norm": "language_model.encoder.final_norm",
         "output_embedding": "language_model.output_layer",
@@ -24,4 +39,5 @@ NAMES = MegatronNames(
         for stack in ("encoder", "decoder", "transformer")
         for norm in ("final_layernorm", "final_norm")
     },
+    differences=_differences,
 )

@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lmcore.families.block_model import BlockModel
+from lmcore.families.layers.attention_bias import Alibi, alibi_slopes
 from lmcore.families.layers.cache import KeyValueCache, SlotCache
 from lmcore.families.layers.head import HeadLoss
 from lmcore.families.layers.projection import Embedding
 from lmcore.families.layers.rotary import Rotation, rotation_of
-from lmcore.families.layers.transformer import norm_of
+from lmcore.families.layers.transformer import LayerNorm, norm_of
 from lmcore.families.protocol import CausalLM, TensorParallelPlan
 from lmcore.families.recompute import KEEP_ALL, Recompute
 
@@ -49,8 +50,11 @@ class GPT(BlockModel, CausalLM):
         """Build the model; see `Model`."""
         super().__init__(shape, ops, recompute, masked=masked, part=part)
         part = self.part
+        self._first_head, self._all_heads = 0, shape.num_attention_heads
         if part.embedding or (part.head and self.tied_parameters):
             self.token_embedding = Embedding(shape.padded_vocab_size, shape.hidden_size)
+        if part.embedding and shape.embed_layernorm:
+            self.embedding_norm = LayerNorm(shape, ops)
         if part.embedding and shape.learned_positions:
             self.position_embedding = Embedding(shape.max_position_embeddings, shape.hidden_size)
         self.blocks = self.build_blocks(ops, masked=masked)
@@ -104,13 +108,14 @@ class GPT(BlockModel, CausalLM):
             positions_BS = cache.positions
         x_BSH = self.embed(tokens_BS, positions_BS) if hidden_BSH is None else hidden_BSH
         rotation = self.rotation(tokens_BS, positions_BS, x_BSH.dtype)
+        alibi = self.alibi(x_BSH, cache)
         if cache is None:
-            x_BSH = self.run_blocks(x_BSH, documents_BS, rotation=rotation)
+            x_BSH = self.run_blocks(x_BSH, documents_BS, rotation=rotation, alibi=alibi)
         else:
             for block, layer_cache in zip(self.layers, cache.layers, strict=True):
                 # Bypasses a compiled block, which would recompile for every length of the cache.
                 x_BSH = block._call_impl(  # type: ignore[no-untyped-call]  # noqa: SLF001
-                    x_BSH, layer_cache, cache.mask_B11T, rotation=rotation
+                    x_BSH, layer_cache, cache.mask_B11T, rotation=rotation, alibi=alibi
                 )
         return self.final_norm(x_BSH) if self.part.head else x_BSH
 
@@ -122,6 +127,8 @@ class GPT(BlockModel, CausalLM):
             positions_BS: Position of each token; None: its index in the sequence.
         """
         x_BSH: Tensor = self.token_embedding(tokens_BS)
+        if self.shape.embed_layernorm:
+            x_BSH = self.embedding_norm(x_BSH)
         if self.shape.learned_positions:
             x_BSH = x_BSH + self.position_embedding(_positions(tokens_BS, positions_BS))
         return functional.dropout(x_BSH, self.shape.hidden_dropout, self.training)
@@ -140,6 +147,27 @@ class GPT(BlockModel, CausalLM):
             return None
         return rotation_of(_positions(tokens_BS, positions_BS), self.shape, dtype)
 
+    def divide_heads(self, rank: int, size: int) -> None:
+        """Take the slopes of a rank's heads; see `Model`."""
+        heads = self.shape.num_attention_heads
+        self._first_head, self._all_heads = rank * heads, size * heads
+
+    def alibi(self, x_BSH: Tensor, cache: KeyValueCache | None = None) -> Alibi | None:
+        """Return the bias of attention in all layers; None if the shape has none.
+
+        Args:
+            x_BSH: Hidden states.
+            cache: Keys and values of the tokens before; None: the queries are the last keys.
+        """
+        if not self.shape.alibi:
+            return None
+        wide = torch.promote_types(x_BSH.dtype, torch.float32)
+        slope_A = alibi_slopes(self._all_heads, wide, x_BSH.device)
+        slope_N = slope_A.narrow(0, self._first_head, self.shape.num_attention_heads)
+        if cache is None:
+            return Alibi(slope_N)
+        return Alibi(slope_N, cache.positions, cache.key_positions_BT)
+
     def run_blocks(
         self,
         x_BSH: Tensor,
@@ -147,6 +175,7 @@ class GPT(BlockModel, CausalLM):
         layers: Sequence[Callable[..., Tensor]] | None = None,
         *,
         rotation: Rotation | None = None,
+        alibi: Alibi | None = None,
     ) -> Tensor:
         """Return the hidden states after some layers.
 
@@ -155,12 +184,13 @@ class GPT(BlockModel, CausalLM):
             documents_BS: Number of each token's document; see `forward`.
             layers: Layers to run; None: all.
             rotation: Rotation of queries and keys; see `rotation`.
+            alibi: Bias of attention; see `alibi`.
         """
         mask_B1SS = None
         if documents_BS is not None:
             assert self.masked, "attention was bound without a mask"
             mask_B1SS = self.document_mask(documents_BS)
-        return self.run_layers(x_BSH, layers, rotation=rotation, mask_B1SS=mask_B1SS)
+        return self.run_layers(x_BSH, layers, rotation=rotation, alibi=alibi, mask_B1SS=mask_B1SS)
 
     def loss(
         self,
@@ -253,7 +283,8 @@ class GPT(BlockModel, CausalLM):
         tokens_BS, positions = batch["tokens_BS"], batch.get("positions_BS")
         x_BSH = self.embed(tokens_BS, positions) if hidden_BSH is None else hidden_BSH
         rotation = self.rotation(tokens_BS, positions, x_BSH.dtype)
-        x_BSH = self.run_blocks(x_BSH, batch.get("documents_BS"), layers, rotation=rotation)
+        alibi, documents = self.alibi(x_BSH), batch.get("documents_BS")
+        x_BSH = self.run_blocks(x_BSH, documents, layers, rotation=rotation, alibi=alibi)
         if not last:
             return x_BSH
         return self.losses_of(self.final_norm(x_BSH), batch)

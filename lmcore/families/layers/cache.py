@@ -11,7 +11,7 @@ tokens so far, D head channels.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -49,11 +49,13 @@ class KeyValueCache:
         layers: Cache of each layer.
         positions: Position of each new token: [S] if it is the same in all sequences, or [B, S].
         mask_B11T: Mask, True for keys that a sequence does not have; None: it has all.
+        key_positions_BT: Position of each key; None: its index, of all keys that a sequence has.
     """
 
     layers: Sequence[LayerCache]
     positions: Tensor
     mask_B11T: Tensor | None = None
+    key_positions_BT: Tensor | None = field(default=None, kw_only=True)
 
 
 class SlotCache:
@@ -193,7 +195,8 @@ class SlotCache:
         key_T = torch.arange(longest + width, device=self._device)
         mask_BT = (key_T >= length_B1) & (key_T < longest)
         mask_BST = mask_BT[:, None].expand(-1, width, -1)
-        return KeyValueCache(layers, places_BS, mask_BST[:, None])
+        key_BT = torch.where(key_T < longest, key_T, key_T - longest + length_B1)
+        return KeyValueCache(layers, places_BS, mask_BST[:, None], key_positions_BT=key_BT)
 
     def _allocate(self, slots: int, positions: int) -> tuple[Tensor, Tensor]:
         shape = (slots, self._heads, positions, self._head_dim)

@@ -64,11 +64,11 @@ def cross_attention_rows(name: str, shape: ModelShape) -> list[Parameter]:
 
 def _feed_forward_rows(name: str, shape: ModelShape) -> list[Parameter]:
     hidden, width = shape.hidden_size, shape.ffn_hidden_size
-    packed = (width, width) if shape.swiglu else ()
+    packed = (width, width) if shape.gated else ()
     channels, split = sum(packed) or width, Split(0, packed)
     rows = [Parameter(f"{name}.up.weight", (channels, hidden), _inner(shape), split)]
     if shape.add_bias_linear:
-        bias = "up.bias" if shape.swiglu else "up_bias"
+        bias = "up.bias" if shape.gated else "up_bias"
         rows.append(Parameter(f"{name}.{bias}", (channels,), ZEROS, split))
     rows.append(Parameter(f"{name}.down.weight", (hidden, width), _residual(shape), Split(1)))
     return rows + _bias_rows(f"{name}.down_bias", hidden, shape)

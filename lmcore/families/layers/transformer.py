@@ -14,11 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from lmcore.families.layers.attention_bias import alibi_attention
 from lmcore.families.layers.projection import Linear
 from lmcore.families.layers.rotary import Rotation, rotate
 
 if TYPE_CHECKING:
     from lmcore.contract.generation_kernels import NextTokenAttention
+    from lmcore.families.layers.attention_bias import Alibi
     from lmcore.families.layers.cache import LayerCache
     from lmcore.families.op_binding import OpBinding
     from lmcore.model.shape import ModelShape
@@ -125,6 +127,9 @@ class Attention(nn.Module):
         self, shape: ModelShape, ops: OpBinding, *, masked: bool, causal: bool
     ) -> Callable[..., Tensor]:
         """Return the op of queries, keys and values; for the arguments see the constructor."""
+        if shape.alibi:
+            self.standard = False
+            return alibi_attention
         op: Callable[..., Tensor] = ops.bind(
             "attention",
             head_dim=shape.head_dim,
@@ -143,6 +148,7 @@ class Attention(nn.Module):
         cache: LayerCache | None = None,
         mask_B1SS: Tensor | None = None,
         rotation: Rotation | None = None,
+        alibi: Alibi | None = None,
     ) -> Tensor:
         """Return the attention branch without its last bias.
 
@@ -151,6 +157,7 @@ class Attention(nn.Module):
             cache: Keys and values of the tokens before x_BSH; extended in place.
             mask_B1SS: Document-boundary mask, True if hidden.
             rotation: Rotation of queries and keys.
+            alibi: Bias of the scores; given if the shape has it.
         """
         q_BNSD, k_BKSD, v_BKSD = self._heads(self.qkv(x_BSH), rotation)
         if cache is not None:
@@ -160,13 +167,14 @@ class Attention(nn.Module):
                     return self.output(out_BNSD.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
             k_BKSD, v_BKSD = cache.extend(k_BKSD, v_BKSD)
         run = self.run if cache is None else None
-        return self.combine((q_BNSD, k_BKSD, v_BKSD), mask_B1SS, run)
+        return self.combine((q_BNSD, k_BKSD, v_BKSD), mask_B1SS, run, alibi)
 
     def combine(
         self,
         heads: tuple[Tensor, Tensor, Tensor],
         mask_B1SS: Tensor | None,
         run: Callable[..., Tensor] | None,
+        alibi: Alibi | None = None,
     ) -> Tensor:
         """Return the output projection of the attention op.
 
@@ -174,11 +182,14 @@ class Attention(nn.Module):
             heads: Queries, keys and values.
             mask_B1SS: Mask of the op; None: no argument.
             run: Recompute policy that calls the op in training; None: called directly.
+            alibi: Bias of the scores; None: no argument.
         """
         dropout = self.dropout if self.training else 0.0
         options: dict[str, Any] = {"causal": self.causal, "dropout": dropout}
         if mask_B1SS is not None:
             options["mask"] = mask_B1SS
+        if alibi is not None:
+            options["alibi"] = alibi
         if run is None or not self.training:
             out_BNSD = self.op(*heads, **options)
         else:
@@ -210,7 +221,7 @@ def output_bias(size: int, shape: ModelShape) -> nn.Parameter | None:
 class FeedForward(nn.Module):
     """Two projections with an activation between; biases are left to the fused ops.
 
-    If the shape has `swiglu`, the first projection is packed, gate before up, and adds its bias
+    If the shape is `gated`, the first projection is packed, gate before up, and adds its bias
     itself; the activation is the gate's.
 
     Attributes:
@@ -227,11 +238,11 @@ class FeedForward(nn.Module):
             shape: Sizes of the model.
             ops: Binding of ops to kernels.
             activation: Name of the activation: `gelu` (by tanh), `erf` (the exact GELU) or `relu`,
-                of a gate `silu` or `gelu`; empty: the first.
+                of a gate `silu`, `gelu` or a `--glu-activation`; empty: the shape's, or the first.
         """
         super().__init__()
-        hidden, width, gated = shape.hidden_size, shape.ffn_hidden_size, shape.swiglu
-        biased = shape.add_bias_linear
+        hidden, width, gated = shape.hidden_size, shape.ffn_hidden_size, shape.gated
+        biased, activation = shape.add_bias_linear, activation or shape.glu_activation
         self.up = Linear(hidden, 2 * width if gated else width, ops, bias=gated and biased)
         self.up_bias = None if gated else output_bias(width, shape)
         self.down = Linear(width, hidden, ops, bias=False)
@@ -266,8 +277,23 @@ def _gated_gelu(x_BS2F: Tensor) -> Tensor:
     return functional.gelu(gate_BSF, approximate="tanh") * up_BSF
 
 
+def _geglu(x_BS2F: Tensor) -> Tensor:
+    gate_BSF, up_BSF = x_BS2F.chunk(2, dim=-1)
+    return functional.gelu(gate_BSF) * up_BSF
+
+
+def _reglu(x_BS2F: Tensor) -> Tensor:
+    gate_BSF, up_BSF = x_BS2F.chunk(2, dim=-1)
+    return functional.relu(gate_BSF) * up_BSF
+
+
+def _liglu(x_BS2F: Tensor) -> Tensor:
+    gate_BSF, up_BSF = x_BS2F.chunk(2, dim=-1)
+    return gate_BSF * up_BSF
+
+
 _PLAIN = {"erf": _exact_bias_gelu, "relu": _bias_relu}
-_GATED = {"gelu": _gated_gelu}
+_GATED = {"gelu": _gated_gelu, "geglu": _geglu, "reglu": _reglu, "liglu": _liglu}
 """Activations that are not in the op table."""
 
 
@@ -324,9 +350,10 @@ class Block(nn.Module):
         cache: LayerCache | None = None,
         mask_B1SS: Tensor | None = None,
         rotation: Rotation | None = None,
+        alibi: Alibi | None = None,
     ) -> Tensor:
         """Return the residual stream after both branches; see `Attention.forward`."""
-        return self.feed(self.attend(x_BSH, cache, mask_B1SS, rotation))
+        return self.feed(self.attend(x_BSH, cache, mask_B1SS, rotation, alibi))
 
     def attend(
         self,
@@ -334,10 +361,11 @@ class Block(nn.Module):
         cache: LayerCache | None = None,
         mask_B1SS: Tensor | None = None,
         rotation: Rotation | None = None,
+        alibi: Alibi | None = None,
     ) -> Tensor:
         """Return the residual stream after attention; see `Attention.forward`."""
         before = x_BSH if self.post_norm else self.attention_norm(x_BSH)
-        branch_BSH = self.attention(before, cache, mask_B1SS, rotation)
+        branch_BSH = self.attention(before, cache, mask_B1SS, rotation, alibi)
         x_BSH = self.added(branch_BSH, self.attention.output_bias, x_BSH)
         return self.attention_norm(x_BSH) if self.post_norm else x_BSH
 

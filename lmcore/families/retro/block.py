@@ -123,7 +123,7 @@ class ReadingBlock(Block):
         self.cross_attention_norm = norm_of(shape, ops)
         self.cross_attention = CrossAttention(shape, ops, run_attention)
 
-    def forward(
+    def forward(  # type: ignore[override]  # with neighbours, without ALiBi
         self,
         x_BSH: Tensor,
         cache: LayerCache | None = None,
@@ -211,7 +211,7 @@ class NeighborBlock(Block):
             self.cross_attention_norm = norm_of(shape, ops)
             self.cross_attention = CrossAttention(shape, ops, run_attention)
 
-    def forward(
+    def forward(  # type: ignore[override]  # with chunks, without ALiBi
         self,
         x_BSH: Tensor,
         cache: LayerCache | None = None,

@@ -54,8 +54,8 @@ def encoder_shape(shape: ModelShape) -> ModelShape:
 def stacks(shape: ModelShape) -> list[Stack]:
     """Return the encoder of neighbours, and the decoder, some of whose layers attend to it."""
     return [
-        Stack("encoder", shape.own["retro_encoder_layers"], "neighbors_BLKR", gated=shape.swiglu),
-        Stack("decoder", shape.num_layers, "tokens_BS", "neighbors_BLKR", shape.swiglu),
+        Stack("encoder", shape.own["retro_encoder_layers"], "neighbors_BLKR", gated=shape.gated),
+        Stack("decoder", shape.num_layers, "tokens_BS", "neighbors_BLKR", shape.gated),
     ]
 
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from lmcore.families.layers import cross_attention as layers
+from lmcore.families.layers.attention_bias import biased_attention
 from lmcore.families.layers.projection import Embedding
 from lmcore.families.layers.transformer import Attention, Block, norm_of
 
@@ -117,28 +117,6 @@ class RelativeBias(Embedding):
         return bias if bias.ndim == 4 else bias.unsqueeze(0)
 
 
-def _biased_attention(
-    q_BNSD: Tensor,
-    k_BKTD: Tensor,
-    v_BKTD: Tensor,
-    *,
-    scale: float,
-    mask: Tensor,
-    causal: bool = False,  # noqa: ARG001 - the addend hides later keys
-    dropout: float = 0.0,
-) -> Tensor:
-    """Return softmax attention with *mask* added to the scores, which no op of the table takes."""
-    return functional.scaled_dot_product_attention(
-        q_BNSD,
-        k_BKTD,
-        v_BKTD,
-        attn_mask=mask.to(q_BNSD.dtype),
-        dropout_p=dropout,
-        scale=scale,
-        enable_gqa=q_BNSD.shape[1] != k_BKTD.shape[1],
-    )
-
-
 def _unscaled(op: Callable[..., Tensor], factor: float) -> Callable[..., Tensor]:
     """Return an attention op without its division by the root of a head's channels."""
 
@@ -159,7 +137,7 @@ class SelfAttention(Attention):
         self.standard = scaled and not shape.relative_positions
         if shape.relative_positions:
             scale = shape.head_dim**-0.5 if scaled else 1.0
-            return functools.partial(_biased_attention, scale=scale)
+            return functools.partial(biased_attention, scale=scale)
         op = super().attention_op(shape, ops, masked=masked, causal=causal)
         return op if scaled else _unscaled(op, shape.head_dim**0.5)
 

@@ -272,6 +272,8 @@ def activations(plan: RunPlan, runtime: Runtime) -> list[Activation]:
             "feed-forward channels": (rows, length, channels * (2 if stack.gated else 1)),
             "hidden states": (rows, between, shape.hidden_size),
         }
+        if shape.alibi:
+            of_one["attention bias"] = (1, heads, length, length * layout.context)
         if stack.reads:
             dims = family.batch[stack.reads]
             read = math.prod(lengths[one] for one in dims[2:] or dims[1:])

@@ -43,6 +43,10 @@ LLAMA = (
     "--group-query-attention --num-query-groups 2 --no-add-bias-linear "
     "--untie-embeddings-and-output-weights"
 )
+BLOOM = (
+    "--position-embedding-type alibi --embed-layernorm --glu-activation geglu "
+    "--ffn-hidden-size 48 --num-attention-heads 6 --kv-channels 8"
+)
 BERT = "--model-family bert"
 T5 = "--model-family t5 --decoder-num-layers 3 --decoder-seq-length 12"
 T5_ORIGINAL = (
@@ -69,6 +73,8 @@ KINDS = {
     "twice": "twice",
     "lamb": "--optimizer lamb",
     "llama": LLAMA,
+    "bloom": f"{BLOOM} {FP64}",
+    "bloom-documents": f"{BLOOM} {FP64} {DOCUMENTS}",
     "bert": f"{BERT} --precision fp64 --clip-grad 0",
     "bert-original": f"{BERT} --bert-post-norm --bert-gelu erf --precision fp64 --clip-grad 0",
     "t5": f"{T5} {FP64}",
@@ -145,6 +151,14 @@ OF_TWO = {
     "llama/zero-bubble-v": ZBV,
     "llama-documents/cp": CP,
     "llama-documents/pp": PP,
+    "bloom/zero3-full": f"--zero-stage 3 {FULL}",
+    "bloom/tp": f"{TP} {ACCUMULATE}",
+    "bloom/tp-sp-selective": f"{TP} {SP} {SELECTIVE}",
+    "bloom/cp": CP,
+    "bloom/interleaved": INTERLEAVED,
+    "bloom-documents/cp": CP,
+    "bloom-documents/tp-sp": f"{TP} {SP}",
+    "bloom-documents/pp": PP,
     "bert/dp": ACCUMULATE,
     "bert/zero3-full": f"--zero-stage 3 {FULL}",
     "bert/tp": f"{TP} {ACCUMULATE}",
@@ -243,6 +257,8 @@ OF_FOUR = {
     "llama/tp-sp-interleaved": f"{TP} {SP} {INTERLEAVED}",
     "llama/zero2-zero-bubble-v": f"--zero-stage 2 {ZBV}",
     "llama-documents/cp-tp-sp": f"{CP} {TP} {SP}",
+    "bloom/zero1-pp": f"--zero-stage 1 {PP}",
+    "bloom/cp-tp-sp": f"{CP} {TP} {SP}",
     "bert/tp-sp-pp": f"{TP} {SP} {PP}",
     "bert/zero2-tp": f"--zero-stage 2 {TP}",
     "bert-original/zero3-tp-sp": f"--zero-stage 3 {TP} {SP}",

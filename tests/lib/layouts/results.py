@@ -63,6 +63,8 @@ LIMITS = {
     "llama": Distance(loss=2.5e-7, norm=2e-6, gradient=5e-6, weight=3e-6),
     # 1.8e-16, 7.2e-16, 2.5e-15, 3.0e-15.
     "llama-documents": Distance(loss=2.5e-7, norm=1e-7, gradient=6e-15, weight=8e-15),
+    "bloom": Distance(loss=2.5e-7, norm=1e-7, gradient=1.6e-14, weight=8e-15),
+    "bloom-documents": Distance(loss=2.5e-7, norm=1e-7, gradient=1.6e-14, weight=8e-15),
     # Measured: 4.4e-16, 6.8e-15, 6.5e-15, 3.1e-15 (an AMD EPYC; 2.5e-15 in gradients elsewhere).
     "bert": Distance(loss=2.5e-7, norm=1e-7, gradient=1.6e-14, weight=8e-15),
     "bert-original": Distance(loss=2.5e-7, norm=1e-7, gradient=1.6e-14, weight=8e-15),

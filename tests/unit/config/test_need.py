@@ -16,7 +16,8 @@ from lmcore.config.validate import problems_of
 
 _ALWAYS = """
 num_layers hidden_size num_attention_heads kv_channels group_query_attention ffn_hidden_size
-swiglu model_family normalization seq_length max_position_embeddings position_embedding_type
+swiglu glu_activation embed_layernorm model_family normalization seq_length
+max_position_embeddings position_embedding_type
 untie_embeddings_and_output_weights add_bias_linear layernorm_epsilon init_method_std
 model_family include_padding_in_loss attention_dropout hidden_dropout make_vocab_size_divisible_by
 train_iters train_samples micro_batch_size global_batch_size exit_interval kill_switch_path

@@ -51,7 +51,7 @@ class TestShape:
             ({"experts": 8}, "unknown to this version"),
             ({"normalization": "BatchNorm"}, "not one of"),
             ({"normalization": 1}, "not a string"),
-            ({"position_embedding_type": "alibi"}, "not one of"),
+            ({"position_embedding_type": "mrope"}, "not one of"),
             ({"swiglu": 1}, "not true or false"),
             ({"add_bias_linear": "no"}, "not true or false"),
             ({"num_query_groups": 2}, "not divisible by num_query_groups 2"),

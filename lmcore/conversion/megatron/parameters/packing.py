@@ -8,7 +8,8 @@ parameter | on each rank
 embeddings | V/T rows
 `cross_attention.key_value` | K/T heads of keys and values, each as 2 D rows: key, value
 `attention.qkv` | K/T heads of keys and values, each as (N/K + 2) D rows: queries, key, value
-`feed_forward.up` | F/T rows; with a gate: its F/T rows, then F/T rows of the other projection
+`feed_forward.up` | F/T rows; with a gate: its F/T rows, then F/T rows of the other projection; of
+BigScience the other way round
 `attention.output.weight`, `feed_forward.down.weight` | columns
 norms, positions, biases of distances, biases of the two above | all of it
 """
@@ -47,11 +48,14 @@ class Packing:
         shape: Shape of the model.
         ranks: Number of ranks of tensor parallelism.
         version: Version of the checkpoint, which says how queries, keys and values are ordered.
+        gate_last: True if a gate's rows follow the other projection's, as BigScience's
+            `--glu-activation` has them; the shape of its other activations says so by itself.
     """
 
     shape: ModelShape
     ranks: int
     version: float = 3.0
+    gate_last: bool = False
 
     @functools.cached_property
     def _table(self) -> dict[str, Parameter]:
@@ -105,7 +109,7 @@ class Packing:
             return parts[0]
         if self._gated(name):
             halves = [part.chunk(2) for part in parts]
-            return torch.cat([half[side] for side in (0, 1) for half in halves])
+            return torch.cat([half[side] for side in self._sides for half in halves])
         if (recipe := self._packed(name)) is not None:
             kinds = 2 if _CROSSED in name else 3
             return recipe.join([torch.cat([self._ordered(part, kinds) for part in parts])])
@@ -122,11 +126,17 @@ class Packing:
         if dim is None:
             return [tensor] * self.ranks
         if self._gated(name):
-            gate, up = (half.chunk(self.ranks) for half in tensor.chunk(2))
-            return [torch.cat(pair) for pair in zip(gate, up, strict=True)]
+            halves = tensor.chunk(2)
+            first, second = (halves[side].chunk(self.ranks) for side in self._sides)
+            return [torch.cat(pair) for pair in zip(first, second, strict=True)]
         if (recipe := self._packed(name)) is not None:
             tensor = recipe.split(tensor)[0]
         return list(tensor.chunk(self.ranks, dim))
+
+    @property
+    def _sides(self) -> tuple[int, int]:
+        """Place in lmcore of the first half of a gated projection, and of the second."""
+        return (1, 0) if self.gate_last or self.shape.glu_activation else (0, 1)
 
     def _gated(self, name: str) -> bool:
         """Return True if a parameter has the rows of a gate and of another projection."""

@@ -18,6 +18,7 @@ from lmcore.conversion.megatron.parameters.names import (
     parameter_of,
     stack_of,
 )
+from lmcore.conversion.megatron.run.saved_arguments import has_gates
 from lmcore.conversion.unread import same_values
 from lmcore.model.megatron_names import MegatronNames
 
@@ -189,7 +190,7 @@ class RankFile:
         Raises:
             CheckpointError: The file does not have all of its layers, or a parameter twice.
         """
-        swiglu = bool(self.args.get("swiglu"))
+        swiglu = has_gates(self.args)
         tied = not self.args.get("untie_embeddings_and_output_weights")
         self.parts = [
             Part(self.path, tensors, names, swiglu=swiglu, tied=tied) for tensors in self._tensors

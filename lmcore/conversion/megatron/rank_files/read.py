@@ -88,7 +88,8 @@ class MegatronState(MegatronCheckpointState):
         self._describe(model, args, tensor=files.tensor_size, pipeline=files.pipeline_size)
         version = self._files[0][0].version
         require_order(checkpoint, self.shape, version)
-        self._packing = Packing(self.shape, files.tensor_size, version)
+        gate_last = bool(args.get("glu_activation"))
+        self._packing = Packing(self.shape, files.tensor_size, version, gate_last)
         self._weights = self._matched()
         self._require_equal_copies()
         buffers = [

@@ -20,7 +20,14 @@ from lmcore.families.saved_shape import is_number, read_shape
 from lmcore.model.megatron_names import MegatronNames
 from lmcore.model.shape import ModelShape
 
-__all__ = ["MegatronModel", "read_model", "require_known", "saved_layout", "saved_precision"]
+__all__ = [
+    "MegatronModel",
+    "has_gates",
+    "read_model",
+    "require_known",
+    "saved_layout",
+    "saved_precision",
+]
 
 _HINT = "convert it with the program that wrote it, or use a supported model"
 
@@ -42,10 +49,8 @@ _REFUSED: Mapping[str, tuple[Any, ...]] = {
             "apply_residual_connection_post_layernorm",
             "squared_relu",
             "quick_geglu",
-            "glu_activation",
             "glu_linear_offset",
             "activation_func_clamp_value",
-            "embed_layernorm",
             "rotary_interleaved",
             "no_rope_freq",
             "mtp_num_layers",
@@ -79,10 +84,14 @@ _POSITIONS = {
     "rotary": "rope",
     "relative": "relative",
     "none": "none",
+    "alibi": "alibi",
     # Values of BigScience's enum, which a file stores instead of its names.
     "1": "rope",
     "2": "learned_absolute",
+    "3": "alibi",
 }
+_GATES = {"geglu": "geglu", "liglu": "liglu", "reglu": "reglu", "swiglu": ""}
+"""Values of `--glu-activation`, as those of `ModelShape`."""
 _NORMS = {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}
 _ALWAYS = ("tensor", "pipeline", "data")
 """Axes that are named with a size of 1, too."""
@@ -154,6 +163,9 @@ def read_model(
     """
     require_known(args, checkpoint)
     reader = _Reader(args, checkpoint)
+    if names is not GPT_NAMES:
+        for name in ("glu_activation", "embed_layernorm"):
+            reader.refuse(name, _OFF)
     values = reader.shape_values(rows) | names.values(args, sizes)
     shape = read_shape(values, checkpoint)
     known = reader.get("true_vocab_size", None)
@@ -169,6 +181,15 @@ def read_model(
         tokenizer,
         named if isinstance(named, str) else None,
     )
+
+
+def has_gates(args: Mapping[str, Any]) -> bool:
+    """Return True if the feed-forward layers of a run are gated.
+
+    Args:
+        args: Arguments of the run.
+    """
+    return bool(args.get("swiglu") or args.get("glu_activation"))
 
 
 def saved_layout(args: Mapping[str, Any], **known: object) -> dict[str, int]:
@@ -271,6 +292,9 @@ class _Reader:
         if type(hidden) is not int or type(heads) is not int or heads < 1:
             raise self._unsupported(f"`hidden_size` is `{hidden}`, the number of heads `{heads}`")
         positions = self._positions()
+        gate = self.get("glu_activation", "")
+        if gate and gate not in _GATES:
+            raise self._unsupported(f"`glu_activation` is `{gate!s:.80}`")
         normalization = str(self.get("normalization", "LayerNorm"))
         values = {
             "num_layers": self.first("num_layers", "encoder_num_layers", default=0),
@@ -287,7 +311,8 @@ class _Reader:
             "hidden_dropout": self.get("hidden_dropout", 0.1),
             "num_query_groups": self._groups(heads),
             "normalization": _NORMS.get(normalization.lower(), normalization),
-            "swiglu": self._flag("swiglu", default=False),
+            "swiglu": self._flag("swiglu", default=False) or gate == "swiglu",
+            "embed_layernorm": self._flag("embed_layernorm", default=False),
             "position_embedding_type": positions,
             "untie_embeddings_and_output_weights": self._flag(
                 "untie_embeddings_and_output_weights", default=False
@@ -299,6 +324,8 @@ class _Reader:
         }
         if self.get("kv_channels", None) is not None:
             values["head_dim"] = self.get("kv_channels", None)
+        if gate and _GATES[gate]:
+            values["glu_activation"] = _GATES[gate]
         if positions == "rope":
             values["rotary_base"] = self._whole(
                 self.first("rotary_base", "rope_theta", default=10000)
@@ -338,7 +365,7 @@ class _Reader:
     def notes(self, shape: ModelShape, *, has_tokenizer: bool) -> list[str]:
         found = []
         exact = self.get("bias_gelu_fusion", True) is False
-        plain = not shape.swiglu and not shape.model_family
+        plain = not shape.gated and not shape.model_family
         if exact and plain and not self._flag("openai_gelu", default=False):
             found.append(
                 "the run computed GELU exactly (`--no-bias-gelu-fusion`), lmcore computes its tanh "

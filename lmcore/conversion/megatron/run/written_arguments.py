@@ -53,6 +53,8 @@ def architecture_arguments(shape: ModelShape) -> dict[str, Any]:
         "hidden_dropout": shape.hidden_dropout,
         "normalization": shape.normalization,
         "swiglu": shape.swiglu,
+        "glu_activation": shape.glu_activation or None,
+        "embed_layernorm": shape.embed_layernorm,
         "position_embedding_type": shape.position_embedding_type,
         "add_position_embedding": shape.learned_positions,
         "use_rotary_position_embeddings": shape.rotary,
@@ -148,7 +150,7 @@ def activation_notes(shape: ModelShape, *, program: str = "Megatron") -> list[st
         shape: Shape of the model.
         program: Name of the program that loads the checkpoint.
     """
-    if shape.swiglu or shape.add_bias_linear or shape.model_family:
+    if shape.gated or shape.add_bias_linear or shape.model_family:
         return []
     note = (
         f"without biases {program} computes GELU exactly (`--no-bias-gelu-fusion`), lmcore its "

@@ -38,7 +38,7 @@ from lmcore.conversion.megatron.parameters.names import (
     stack_of,
 )
 from lmcore.conversion.megatron.parameters.packing import Packing
-from lmcore.conversion.megatron.run.saved_arguments import read_model
+from lmcore.conversion.megatron.run.saved_arguments import has_gates, read_model
 from lmcore.conversion.megatron.run.schedule import SavedSchedule, read_schedule
 from lmcore.conversion.megatron.torch_dist.buckets import BucketState, has_buckets
 from lmcore.conversion.megatron.torch_dist.gathered import GatheredState, has_gathered
@@ -103,7 +103,7 @@ class DistributedState(MegatronCheckpointState):
         self._entries = self._stored.entries
         self._names = names_of_tensors(self._entries.keys())
         self._counts = self._layers_of_stacks(args)
-        self._swiglu = bool(args.get("swiglu"))
+        self._swiglu = has_gates(args)
         problems, stored = self._named()
         names = (EMBEDDING, *_COPIES)
         embedding = next((stored[WEIGHT][one] for one in names if one in stored[WEIGHT]), None)
@@ -113,7 +113,7 @@ class DistributedState(MegatronCheckpointState):
         rows = self._entries[embedding.name].shape[0]
         model = read_model(args, checkpoint, rows, sizes, self._names)
         self._describe(model, args)
-        self._packing = Packing(self.shape, 1)
+        self._packing = Packing(self.shape, 1, gate_last=bool(args.get("glu_activation")))
         self._compare_copies(stored[WEIGHT])
         problems += self._unfit(stored[WEIGHT], complete=True)
         require_no_problems(checkpoint, problems)

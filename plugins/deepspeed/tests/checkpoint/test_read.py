@@ -323,10 +323,10 @@ def test_models_that_lmcore_lacks(tmp_path: Path) -> None:
     directory = write(MemoryState(GPT), tmp_path, Layout())
 
     def change(content: dict[str, Any]) -> None:
-        content["args"].position_embedding_type = "alibi"
+        content["args"].position_embedding_type = "mrope"
 
     edit(directory / "mp_rank_00_model_states.pt", change)
-    assert "`position_embedding_type` is `alibi`" in refusal(tmp_path)
+    assert "`position_embedding_type` is `mrope`" in refusal(tmp_path)
 
 
 def test_a_damaged_file(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Llama's parts against a second model, written in numpy and float64 from their definitions."""
+"""Llama's and BLOOM's parts against a second model in numpy and float64, from their definitions."""
 
 from __future__ import annotations
 
@@ -45,6 +45,8 @@ LLAMA: dict[str, Any] = {
     "add_bias_linear": False,
 }
 
+BLOOM: dict[str, Any] = {"position_embedding_type": "alibi", "embed_layernorm": True}
+
 # Each is a model of its own: the parts go together in any way.
 VARIANTS: dict[str, dict[str, Any]] = {
     "llama": LLAMA,
@@ -57,6 +59,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "rotary-gpt": {"position_embedding_type": "rope", "num_attention_heads": 6},
     "gpt-without-biases": {"add_bias_linear": False},
     "grouped-gpt": {"num_attention_heads": 4, "num_query_groups": 2, "swiglu": True},
+    "bloom": BLOOM,
+    "grouped-bloom": BLOOM | {"num_attention_heads": 6, "num_query_groups": 2},
+    "geglu": BLOOM | {"num_attention_heads": 4, "num_query_groups": 4, "glu_activation": "geglu"},
+    "reglu": {"glu_activation": "reglu", "embed_layernorm": True},
+    "liglu": LLAMA | {"swiglu": False, "glu_activation": "liglu"},
 }
 
 
@@ -82,6 +89,19 @@ def speed(pair: int, shape: ModelShape) -> float:
         return angle / shape.rope_scaling_factor
     smooth = (8192 / length - 1) / (4 - 1)
     return (1 - smooth) * angle / shape.rope_scaling_factor + smooth * angle
+
+
+def slope(head: int, shape: ModelShape) -> float:
+    """Return a head's slope by the recursion of the paper's authors."""
+
+    def slopes(heads: int) -> list[float]:
+        if math.log2(heads).is_integer():
+            first = 2.0 ** -(2.0 ** -(math.log2(heads) - 3))
+            return [first**number for number in range(1, heads + 1)]
+        lower = 2 ** int(math.log2(heads))
+        return slopes(lower) + slopes(2 * lower)[::2][: heads - lower]
+
+    return slopes(shape.num_attention_heads)[head]
 
 
 def rotated(x: Array, position: int, shape: ModelShape) -> Array:
@@ -113,18 +133,31 @@ def attended(
         group = h // (heads // groups)
         seen = [s for s in range(t + 1) if documents[b, s] == documents[b, t]]
         scores = k[b, seen, group] @ q[b, t, h] / math.sqrt(width)
+        if shape.position_embedding_type == "alibi":
+            scores = scores + slope(h, shape) * np.array(seen)
         weights = np.exp(scores - scores.max())
         out[b, t, h] = weights @ v[b, seen, group] / weights.sum()
     joined = out.reshape(batch, length, -1) @ p[f"{at}.output.weight"].T
     return joined + p.get(f"{at}.output_bias", 0.0)
 
 
+def gated(x: Array, shape: ModelShape) -> Array:
+    """Return the activation of a gate."""
+    if shape.glu_activation == "reglu":
+        return np.maximum(x, 0)
+    if shape.glu_activation == "liglu":
+        return x
+    if shape.glu_activation == "geglu":
+        return np.vectorize(lambda one: one * 0.5 * (1 + math.erf(one / math.sqrt(2))))(x)
+    return x / (1 + np.exp(-x))
+
+
 def fed_forward(x: Array, p: Mapping[str, Array], at: str, shape: ModelShape) -> Array:
     """Return the other branch."""
     up = x @ p[f"{at}.up.weight"].T
-    if shape.swiglu:
+    if shape.swiglu or shape.glu_activation:
         gate, up = np.split(up + p.get(f"{at}.up.bias", 0.0), 2, axis=-1)
-        inner = gate / (1 + np.exp(-gate)) * up
+        inner = gated(gate, shape) * up
     else:
         up = up + p.get(f"{at}.up_bias", 0.0)
         inner = 0.5 * up * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (up + 0.044715 * up**3)))
@@ -141,6 +174,10 @@ def logits_of(
     if positions is None:
         positions = np.broadcast_to(np.arange(TOKENS.shape[1]), TOKENS.shape)
     x = p["token_embedding.weight"][TOKENS]
+    if shape.embed_layernorm:
+        centred = x - x.mean(-1, keepdims=True)
+        x = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + shape.layernorm_epsilon)
+        x = x * p["embedding_norm.weight"] + p["embedding_norm.bias"]
     if "position_embedding.weight" in p:
         x = x + p["position_embedding.weight"][positions]
     for layer in range(shape.num_layers):
@@ -173,7 +210,7 @@ def test_logits(make_model: MakeModel, name: str) -> None:
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=3e-4)
 
 
-@pytest.mark.parametrize("name", ["llama", "wide-heads"])
+@pytest.mark.parametrize("name", ["llama", "wide-heads", "bloom"])
 def test_places_of_its_own(make_model: MakeModel, name: str) -> None:
     """Positions that restart with each document, other ones in each sample, are rotated by."""
     model = make_model(masked=True, **VARIANTS[name]).eval()

@@ -8,6 +8,7 @@ An embedding that the output shares is `tied_modules.embed`.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable
 
@@ -84,15 +85,20 @@ def deepspeed_name(name: str) -> str:
     return found
 
 
-def pipeline_place(name: str, num_layers: int) -> tuple[int, str]:
+def pipeline_place(name: str, num_layers: int, functions: int = 0) -> tuple[int, str]:
     """Return the number of the layer of a parameter of lmcore, and its name in the layer's file.
-
-    The numbers are Microsoft's and Argonne's.
 
     Args:
         name: Name in lmcore.
         num_layers: Number of blocks.
+        functions: Number of functions before the blocks, and again after them: 0 in Microsoft's
+            and Argonne's repositories, 1 in BigScience's.
     """
+    number, inside = _place(name, num_layers)
+    return _shifted(number, num_layers, functions), inside
+
+
+def _place(name: str, num_layers: int) -> tuple[int, str]:
     legacy = deepspeed_name(name).removeprefix("language_model.")
     owner, _, inside = legacy.partition(".")
     if owner == "embedding":
@@ -114,7 +120,9 @@ def tied_name(name: str) -> str:
     return f"{_TIED}{name.partition('.')[2]}"
 
 
-def universal_name(name: str, num_layers: int, *, style: str, tied: bool) -> str:
+def universal_name(
+    name: str, num_layers: int, *, style: str, tied: bool, functions: int = 0
+) -> str:
     """Return the name of a parameter of lmcore in a universal checkpoint.
 
     Args:
@@ -122,10 +130,11 @@ def universal_name(name: str, num_layers: int, *, style: str, tied: bool) -> str
         num_layers: Number of blocks.
         style: Set of names, one of `directory.STYLES`.
         tied: True if the output has the token embedding's weights.
+        functions: See `pipeline_place`.
     """
     if style == "legacy":
         return deepspeed_name(name)
-    layer, inside = pipeline_place(name, num_layers)
+    layer, inside = pipeline_place(name, num_layers, functions)
     return f"{_TIED}{inside}" if tied and layer == EMBEDDING_LAYER else f"{layer}.{inside}"
 
 
@@ -161,14 +170,14 @@ def universal_names(names: Iterable[str], num_layers: int, *, tied: bool) -> lis
     known = list(names)
     found = [[universal_name(name, num_layers, style="legacy", tied=tied) for name in known]]
     for functions in _FUNCTIONS:
-        kind = []
-        for name in known:
-            one = universal_name(name, num_layers, style="pipeline", tied=tied)
-            number, _, inside = one.partition(".")
-            if number.isdigit():
-                one = f"{_shifted(int(number), num_layers, functions)}.{inside}"
-            kind.append(one)
-        found.append(kind)
+        named = functools.partial(
+            universal_name,
+            num_layers=num_layers,
+            style="pipeline",
+            tied=tied,
+            functions=functions,
+        )
+        found.append([named(name) for name in known])
     return found
 
 

@@ -22,7 +22,7 @@ from lmcore.conversion.megatron.optimizer.loss_scale import unknown_scale_notes
 from lmcore.conversion.megatron.optimizer.moments import other_optimizer, require_rounded
 from lmcore.conversion.megatron.parameters.names import EMBEDDING, HEAD, TIED, UNUSED, parameter_of
 from lmcore.conversion.megatron.parameters.packing import Packing, require_order
-from lmcore.conversion.megatron.run.saved_arguments import read_model, saved_layout
+from lmcore.conversion.megatron.run.saved_arguments import has_gates, read_model, saved_layout
 from lmcore.conversion.state import WEIGHT, ModelState, require_no_problems
 from lmcore.conversion.unread import different_copy, require_computed, same_values
 from lmcore.model.family import parameter_shapes, vocabulary_parameters
@@ -109,7 +109,7 @@ class MegatronDeepSpeedState(ModelState):
             name = "pipeline_model_parallel_size"
             size = tensor_size * rank_count(files.path, name, args.get(name), 1)
             self._ranks = open_ranks(files, content, tensor_size, size, weights_only=weights_only)
-        swiglu = bool(args.get("swiglu"))
+        swiglu = has_gates(args)
         tied = not args.get("untie_embeddings_and_output_weights")
         self._copies: list[tuple[int, str]] = []
         self._buffers: list[tuple[int, str]] = []
@@ -127,7 +127,8 @@ class MegatronDeepSpeedState(ModelState):
         self.vocab_size = self._vocab_size(content, model.vocab_size)
         version = self._version(content)
         require_order(self.checkpoint, self.shape, version)
-        self._packing = Packing(self.shape, len(self._ranks), version)
+        gate_last = bool(args.get("glu_activation"))
+        self._packing = Packing(self.shape, len(self._ranks), version, gate_last)
         self._require_fit(files)
         self._compare_unread()
         if files.universal is not None and swiglu and tensor_size > 1:

@@ -101,7 +101,7 @@ def write_deepspeed(
         OSError: The file system refuses.
     """
     names = names_for(state.shape)
-    require_names(state, "Megatron-DeepSpeed", names if names == GPT_NAMES else None)
+    require_names(state, "Megatron-DeepSpeed", names if names == GPT_NAMES else None, "legacy")
     _check(state.shape, layout, style)
     shape = padded_shape(state, layout.tensor)
     progress = state.progress
@@ -140,12 +140,13 @@ class _Writer:
         self._state, self._shape, self._layout = state, shape, layout
         self._style, self._dtype = style, dtype
         self._packing = Packing(shape, layout.tensor)
+        self._functions = int(_of_bigscience(shape))
 
     def write_layers(self, directory: Path) -> None:
         """Write the files of a pipeline's layers, one layer in memory at a time."""
         layers: dict[int, dict[str, str]] = {}
         for name in self._state.parameters:
-            layer, inside = pipeline_place(name, self._shape.num_layers)
+            layer, inside = pipeline_place(name, self._shape.num_layers, self._functions)
             layers.setdefault(layer, {})[inside] = name
         for layer, names in layers.items():
             shares = {inside: self._shares(name) for inside, name in names.items()}
@@ -168,7 +169,10 @@ class _Writer:
         packing = Packing(self._shape, 1)
         for name in self._state.parameters:
             place = directory / universal_name(
-                name, self._shape.num_layers, style=self._style, tied=self._shape.tied
+                *(name, self._shape.num_layers),
+                style=self._style,
+                tied=self._shape.tied,
+                functions=self._functions,
             )
             place.mkdir(parents=True)
             for kind in (WEIGHT, *ADAM):
@@ -253,8 +257,13 @@ class _Writer:
             return {}
         if name in vocabulary_parameters(self._shape):
             return {"cat_dim": dim, "vocab_tensor": True}
-        gated = self._shape.swiglu and ".feed_forward.up" in name
+        gated = self._shape.gated and ".feed_forward.up" in name
         return {"cat_dim": dim, **({"param_n_sub_params": 2} if gated else {})}
+
+
+def _of_bigscience(shape: ModelShape) -> bool:
+    """Return True if only BigScience's Megatron-DeepSpeed has a model."""
+    return shape.alibi or shape.embed_layernorm or bool(shape.glu_activation)
 
 
 def _check(shape: ModelShape, layout: Layout, style: str) -> None:
@@ -308,6 +317,8 @@ def _token_notes(state: ModelState) -> list[str]:
 
 def _notes(state: ModelState, layout: Layout, style: str) -> list[str]:
     notes = activation_notes(state.shape, program="Megatron-DeepSpeed")
+    if _of_bigscience(state.shape):
+        notes.append("of the forks of Megatron-DeepSpeed only BigScience's has this model")
     notes += vocabulary_notes(state, layout.tensor, program="Megatron-DeepSpeed")
     optimizer = len(state.kinds) > 1
     _, rows = vocabulary_rows(state, layout.tensor)

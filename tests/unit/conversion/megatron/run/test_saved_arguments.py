@@ -68,7 +68,7 @@ def test_precision(args: dict[str, Any], expected: str | None) -> None:
     [
         ("num_experts", 8),
         ("multi_latent_attention", True),
-        ("position_embedding_type", "alibi"),
+        ("position_embedding_type", "mrope"),
         ("apply_layernorm_1p", True),
         ("qk_layernorm", True),
         ("rotary_interleaved", True),
