@@ -91,7 +91,7 @@ _POSITIONS = {
     "3": "alibi",
 }
 _GATES = {"geglu": "geglu", "liglu": "liglu", "reglu": "reglu", "swiglu": ""}
-"""Values of `--glu-activation`, as those of `ModelShape`."""
+"""Value of `ModelShape.glu_activation` for each of `--glu-activation`; of SwiGLU empty."""
 _NORMS = {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}
 _ALWAYS = ("tensor", "pipeline", "data")
 """Axes that are named with a size of 1, too."""
