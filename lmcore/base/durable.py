@@ -23,6 +23,7 @@ __all__ = [
     "atomic_directory",
     "hidden_path",
     "is_abandoned",
+    "is_device",
     "machine",
     "process_token",
     "publish_directory",
@@ -32,6 +33,8 @@ __all__ = [
     "write_atomically",
 ]
 
+_OPEN_FILES = ("/dev/fd/", "/dev/std", "/proc/")
+"""Beginnings of the names of a process's open files."""
 _tokens: dict[int, str] = {}
 _TOKEN = re.compile(r"-([0-9a-f]{8})-(\d+)-[0-9a-f]{8}$", re.ASCII)
 _ABANDONED_SECONDS = 3600.0
@@ -42,7 +45,8 @@ class AtomicFile:
     """A new binary file that appears, or replaces an older one, when it is complete.
 
     As a context manager it gives the stream, and commits unless the block fails.  Without one,
-    call `finish`, `commit`, and in any case `close`.
+    call `finish`, `commit`, and in any case `close`.  A device or a pipe, such as `/dev/null` and
+    `/dev/stdout`, is not replaced: the content is written to it, as it comes.
 
     Args:
         path: Path of the file; its directory exists.
@@ -50,7 +54,7 @@ class AtomicFile:
 
     Attributes:
         path: Path of the file.
-        temporary: Path of the file until `commit`.
+        temporary: Path of the file until `commit`; of a device or a pipe its own path.
         stream: The open file.
 
     Raises:
@@ -59,23 +63,29 @@ class AtomicFile:
 
     def __init__(self, path: Path, *, buffering: int = -1) -> None:
         self.path = path
-        self.temporary = hidden_path(path)
+        self._in_place = is_device(path)
+        self.temporary = path if self._in_place else hidden_path(path)
         self.stream: BinaryIO = self.temporary.open("wb", buffering=buffering)
 
     def finish(self) -> None:
         """Sync the content to the disk and close the stream."""
-        sync_file(self.stream)
+        if self._in_place:
+            self.stream.flush()  # a pipe cannot be synced
+        else:
+            sync_file(self.stream)
         self.stream.close()
 
     def commit(self) -> None:
         """Give the finished file its name."""
-        publish_file(self.temporary, self.path)
+        if not self._in_place:
+            publish_file(self.temporary, self.path)
 
     def close(self) -> None:
         """Remove the file unless it was committed; may be called again."""
         with suppress(OSError):  # closing flushes, which fails again on a full disk
             self.stream.close()
-        self.temporary.unlink(missing_ok=True)
+        if not self._in_place:
+            self.temporary.unlink(missing_ok=True)
 
     def __enter__(self) -> BinaryIO:
         """Return the stream."""
@@ -94,6 +104,16 @@ class AtomicFile:
                 self.commit()
         finally:
             self.close()
+
+
+def is_device(path: Path) -> bool:
+    """Return True for a device, a pipe or a socket, which is written to and never replaced.
+
+    So are the names of a process's open files, as `/dev/stdout`, whatever they lead to.
+    """
+    if path.is_dir() or not path.exists():
+        return False
+    return not path.is_file() or str(path.absolute()).startswith(_OPEN_FILES)
 
 
 def write_atomically(path: Path, content: bytes) -> None:

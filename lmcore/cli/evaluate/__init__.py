@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, closing, contextmanager, nullcont
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from lmcore.base.durable import write_atomically
+from lmcore.base.durable import is_device
 from lmcore.base.errors import (
     CheckpointError,
     ConfigError,
@@ -27,6 +27,7 @@ from lmcore.cli.evaluate.outputs import (
     note_replaced,
     report,
     table,
+    write_results,
 )
 from lmcore.cli.evaluate.section import EvaluateSection
 from lmcore.cli.evaluate.tasks import (
@@ -151,7 +152,7 @@ def _explained(section: EvaluateSection, plan: ProcessPlan) -> Iterator[None]:
 
 def _kept(section: EvaluateSection) -> str:
     """Return what an interrupted evaluation keeps."""
-    if section.output is None:
+    if section.output is None or is_device(Path(section.output)):
         return "nothing is kept; with `--output FILE` the same command continues"
     return f"the same command continues, with the results in `{section.output}.part`"
 
@@ -203,7 +204,7 @@ def _evaluate(
         return
     content = json.dumps(report(found), indent=2, allow_nan=False)
     if section.output is not None:
-        write_atomically(Path(section.output), (content + "\n").encode())
+        write_results(Path(section.output), content)
     if journal is not None:
         journal.remove()  # after the results are written
     print(content if section.json else table(found))
@@ -365,7 +366,7 @@ def _progress_text(progress: TaskProgress) -> str:
 @contextmanager
 def _journal(section: EvaluateSection, plan: ProcessPlan) -> Iterator[Journal | None]:
     """Open the file by which the evaluation continues, if results are written to a file."""
-    if section.output is None or plan.rank.rank:
+    if section.output is None or plan.rank.rank or is_device(Path(section.output)):
         yield None
         return
     from lmcore.evaluation.journal import Journal

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from lmcore.base.bounded_file import read_bounded_file
 from lmcore.base.durable import hidden_path, write_atomically
 from lmcore.base.errors import ConfigError, RunError, counted
+from lmcore.cli.evaluate.outputs import write_results
 from lmcore.cli.evaluate.report import aligned, metrics_record, part_rows, shown
 from lmcore.cli.evaluate.runs import EXAMPLES_NAME, TunedRun
 from lmcore.cli.evaluate.scores import is_labelled, require_outputs, warn_of_training_files
@@ -97,6 +98,7 @@ def finetune(
     """
     checkpoint = _checked(section, training)
     files = _files(section, task)
+    require_outputs(section, [path for paths in files.values() for path in paths])
     wanted = settings_of(section, task, checkpoint, files, training, plugins)
     scored = [*files["valid"], *files["test"]]
     warn_of_training_files(scored, files["train"], wanted.checksums)
@@ -120,7 +122,7 @@ def finetune(
     _mark_best(place, report)
     content = json.dumps(report, indent=2, allow_nan=False)
     for path in (place.path / _RESULTS_NAME, *([Path(section.output)] if section.output else [])):
-        write_atomically(path, (content + "\n").encode())
+        write_results(path, content)
     if section.examples is not None:
         _join_examples(place, section)
     print(content if section.json else _table(task, report, place))
@@ -146,7 +148,6 @@ def _checked(section: EvaluateSection, training: Sequence[str]) -> Path:
     if len({*section.seeds}) < len(section.seeds) or not section.seeds:
         raise ConfigError("`--seeds` names no seed, or one twice", hint="name each seed once")
     _check_processes(training)
-    require_outputs(section)
     checkpoint = require_checkpoint(Path(section.checkpoints[0]), section.ckpt_step)
     shape = shape_of(section, checkpoint)
     if shape is not None and not shape.task and family_of(shape).body is None:

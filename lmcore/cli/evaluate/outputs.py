@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmcore.base.bounded_file import read_bounded_file
-from lmcore.base.errors import ConfigError, printable
+from lmcore.base.durable import is_device, write_atomically
+from lmcore.base.errors import ConfigError, RunError, printable
 from lmcore.cli.evaluate.report import aligned, metrics_record
 from lmcore.cli.text.sample_output import check_output_file
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     Result = TaskResult | HarnessResult
 
-__all__ = ["check_outputs", "check_replaced", "note_replaced", "report", "table"]
+__all__ = ["check_outputs", "check_replaced", "note_replaced", "report", "table", "write_results"]
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ def check_replaced(output: str | None, examples: str | None) -> None:
         ConfigError: There is such a file.
     """
     refused = None
-    if output is not None and Path(output).exists() and _results(Path(output)) is None:
+    if output is not None and not _has_results(Path(output)):
         refused = f"`--output {output}` exists, and has no results of `lmcore evaluate`"
     elif examples is not None and not _may_be_replaced(Path(examples)):
         refused = f"`--examples {examples}` exists, and has no examples of `lmcore evaluate`"
@@ -101,6 +102,17 @@ def note_replaced(output: str, checkpoints: Sequence[str], tasks: Sequence[str] 
         )
 
 
+def _has_results(path: Path) -> bool:
+    """Return True if there is no such file, or it has results of this command, of any kind."""
+    if not path.exists() or is_device(path) or _results(path) is not None:
+        return True
+    try:
+        values = json.loads(read_bounded_file(path, _MAX_RESULTS))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(values, dict) and values.keys() >= {"task", "checkpoint", "seeds", "best"}
+
+
 def _results(path: Path) -> dict[str, dict[str, Any]] | None:
     """Return the results in a file; None if it has none, or something else."""
     try:
@@ -114,7 +126,7 @@ def _results(path: Path) -> dict[str, dict[str, Any]] | None:
 
 def _may_be_replaced(path: Path) -> bool:
     """Return True if there is no such file, or it has examples of this command, or nothing."""
-    if not path.is_file():  # a pipe or a device is written to, and holds nothing
+    if not path.exists() or is_device(path):
         return True
     try:
         with path.open("rb") as stream:
@@ -123,6 +135,22 @@ def _may_be_replaced(path: Path) -> bool:
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(record, dict) and list(record)[:2] == ["checkpoint", "task"]
+
+
+def write_results(path: Path, content: str) -> None:
+    """Write the JSON object of an evaluation to a file.
+
+    Args:
+        path: The file.
+        content: The object, without a line end.
+
+    Raises:
+        RunError: The file cannot be written, such as on a full disk.
+    """
+    try:
+        write_atomically(path, (content + "\n").encode())
+    except OSError as error:
+        raise RunError(f"cannot write `{path}`", why=error.strerror or str(error)) from error
 
 
 def report(found: Sequence[tuple[str, list[Result]]]) -> dict[str, object]:

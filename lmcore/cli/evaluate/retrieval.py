@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lmcore.base.durable import write_atomically
 from lmcore.base.errors import ConfigError, DataError
+from lmcore.cli.evaluate.outputs import write_results
 from lmcore.cli.evaluate.report import aligned, metrics_record, shown
 from lmcore.cli.evaluate.scores import require_outputs
 from lmcore.cli.index.build import loaded_encoder
@@ -50,14 +50,15 @@ def evaluate_retrieval(
             or options contradict each other.
     """
     _check(section)
-    require_outputs(section)
+    path = _file(section)
+    require_outputs(section, [path])
     from lmcore.evaluation.score import Metric, standard_error
     from lmcore.retrieval.answers import place_of_answer, read_questions
     from lmcore.retrieval.index import BlockIndex
     from lmcore.retrieval.index_encoder import require_encoder
     from lmcore.retrieval.search import search
 
-    asked = read_questions(_file(section))[: section.limit]
+    asked = read_questions(path)[: section.limit]
     assert section.index is not None
     index = BlockIndex(Path(section.index))
     load = Path(section.checkpoints[0] if section.checkpoints else index.record.checkpoint)
@@ -143,7 +144,7 @@ def _show(
     task = {"examples": count, "seconds": round(seconds, 3), "metrics": record}
     content = json.dumps({str(load): {NQ: {**task, "index": section.index}}}, indent=2)
     if section.output is not None:
-        write_atomically(Path(section.output), (content + "\n").encode())
+        write_results(Path(section.output), content)
     rows = [["task", "examples", "metric", str(load)]]
     rows += [[NQ, f"{count:,}", name, shown(one)] for name, one in record.items()]
     print(content if section.json else aligned(rows))

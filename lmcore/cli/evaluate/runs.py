@@ -7,6 +7,7 @@ import json
 import logging
 import math
 import shutil
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from lmcore.base.bounded_file import read_bounded_file
 from lmcore.base.durable import AtomicFile, hidden_path, write_atomically
 from lmcore.base.errors import LmcoreError, RunError
+from lmcore.base.signals import END_SIGNALS, end_status
 from lmcore.cli.evaluate.report import metrics_record, part_record
 from lmcore.cli.evaluate.scores import RECORD_NAME, example_lines, head_of, runtime_of, score_part
 from lmcore.cli.loading import plan_processes
@@ -87,7 +89,7 @@ class TunedRun:
 
         status = run(self._arguments())
         if status or not self._is_trained():
-            return status or 1, None
+            return status or self._stop_status(), None
         record = self._scores()
         content = json.dumps(record, indent=2, allow_nan=False) + "\n"
         write_atomically(self.directory / RECORD_NAME, content.encode())
@@ -122,12 +124,21 @@ class TunedRun:
         return found, counts["train"]
 
     def _is_trained(self) -> bool:
+        return self._ending().partition(":")[0] in {"completed", "stopped early"}
+
+    def _stop_status(self) -> int:
+        """Return the exit status of a run that saved and ended early: of a signal, if there was."""
+        name = self._ending().removeprefix("received ")
+        numbers = {signal.Signals(number).name: number for number in END_SIGNALS}
+        return end_status(numbers[name]) if name in numbers else 1
+
+    def _ending(self) -> str:
+        """Return how training ended, as `summary.json` has it; empty if it does not say."""
         try:
             summary = json.loads(read_bounded_file(self.directory / "summary.json", _MAX_BYTES))
-            ended = str(summary["status"]).partition(":")[0]
+            return str(summary["status"])
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            return False
-        return ended in {"completed", "stopped early"}
+            return ""
 
     def _scores(self) -> dict[str, Any]:
         """Score every validated checkpoint, and the best one on the test."""

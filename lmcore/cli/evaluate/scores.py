@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmcore.base.bounded_file import read_bounded_file
-from lmcore.base.durable import write_atomically
 from lmcore.base.errors import ConfigError, DataError, LmcoreError, printable
-from lmcore.cli.evaluate.outputs import check_outputs, check_replaced
+from lmcore.cli.evaluate.outputs import check_outputs, check_replaced, write_results
 from lmcore.cli.evaluate.report import aligned, part_record, part_rows
 from lmcore.cli.evaluate.settings import with_own_tokens
 from lmcore.cli.loading import plan_processes, require_checkpoint, run_planned, started_runtime
@@ -71,7 +70,6 @@ def score_heads(
         ConfigError: The options contradict each other, or the head is not a task's.
         DataError: Files are missing or have another layout.
     """
-    require_outputs(section)
     _require_whole_model(section)
     checkpoints = [require_checkpoint(Path(one), section.ckpt_step) for one in section.checkpoints]
     for checkpoint in checkpoints:
@@ -81,6 +79,9 @@ def score_heads(
         (task, _files(task, place_of(task, places), predicts=section.examples is not None))
         for task in tasks
     ]
+    require_outputs(
+        section, [path for _, parts in wanted for each in parts.values() for path in each]
+    )
     for checkpoint in checkpoints:
         trained_on, checksums = _trained_on(checkpoint)
         for _, parts in wanted:
@@ -104,14 +105,19 @@ def _require_whole_model(section: EvaluateSection) -> None:
         )
 
 
-def require_outputs(section: EvaluateSection) -> None:
-    """Refuse files of results that cannot be written, and rounded weights.
+def require_outputs(section: EvaluateSection, inputs: Sequence[Path]) -> None:
+    """Refuse files of results that cannot be written or are of others, and rounded weights.
 
     Args:
         section: Options of the command.
+        inputs: Files and folders that are read.
+
+    Raises:
+        ConfigError: There is one.
     """
-    check_outputs(section.output, section.examples, ())
-    check_replaced(None, section.examples)
+    read = [one for path in inputs for one in (path, *(path.glob("*") if path.is_dir() else ()))]
+    check_outputs(section.output, section.examples, read)
+    check_replaced(section.output, section.examples)
     if section.quantization is not None:
         raise ConfigError(
             f"`--quantization {section.quantization}` is not supported for heads",
@@ -340,7 +346,7 @@ def _score(
                     examples.writelines(example_lines(checkpoint, task, scored))
     content = json.dumps(report, indent=2, allow_nan=False)
     if section.output is not None:
-        write_atomically(Path(section.output), (content + "\n").encode())
+        write_results(Path(section.output), content)
     if section.json:
         print(content)
         return

@@ -15,6 +15,7 @@ from lmcore.base.durable import (
     atomic_directory,
     hidden_path,
     is_abandoned,
+    is_device,
     process_token,
     write_atomically,
 )
@@ -130,3 +131,38 @@ def test_files_of_a_zombie_are_abandoned(tmp_path: Path) -> None:
     finally:
         process.kill()
         process.wait()
+
+
+@pytest.mark.parametrize("through_link", [False, True])
+def test_a_pipe_is_written_and_not_replaced(tmp_path: Path, through_link: bool) -> None:
+    """A device has the same path in code; only an administrator can make one."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    path = pipe
+    if through_link:
+        path = tmp_path / "link"
+        path.symlink_to(pipe)
+    reader = subprocess.Popen(["cat", str(pipe)], stdout=subprocess.PIPE)
+    write_atomically(path, b"content")
+    assert reader.communicate(timeout=60)[0] == b"content"
+    assert pipe.is_fifo()
+    assert {one.name for one in tmp_path.iterdir()} == {"pipe", path.name}
+
+
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="needs Linux's /dev/full")
+def test_a_device_that_is_full() -> None:
+    with pytest.raises(OSError, match="No space left"):
+        write_atomically(Path("/dev/full"), b"content")
+    assert Path("/dev/full").is_char_device()
+
+
+def test_names_of_open_files_are_devices(tmp_path: Path) -> None:
+    """`/dev/stdout` that leads to a file is the file's open end, not its name."""
+    code = "from pathlib import Path; from lmcore.base.durable import is_device, write_atomically\n"
+    code += "write_atomically(Path('/dev/stdout'), b'content'); assert is_device(Path('/dev/null'))"
+    with (tmp_path / "out").open("wb") as out:
+        subprocess.run([sys.executable, "-c", code], stdout=out, check=True, timeout=60)
+    assert (tmp_path / "out").read_bytes() == b"content"
+    assert not is_device(tmp_path / "out")
+    assert not is_device(tmp_path)
+    assert not is_device(tmp_path / "absent")

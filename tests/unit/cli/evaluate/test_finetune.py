@@ -1,15 +1,19 @@
-"""Checkpoints that `lmcore evaluate --finetune` cannot begin from."""
+"""`lmcore evaluate --finetune`: checkpoints that it cannot begin from, and stops of training."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from lmcore.base.errors import ConfigError
 from lmcore.checkpoint import save_checkpoint
+from lmcore.cli import train
 from lmcore.cli.evaluate import run
+from lmcore.cli.evaluate.runs import TunedRun
 from lmcore.model.family import family_of
 from lmcore.model.shape import ModelShape
 
@@ -24,3 +28,26 @@ def test_a_family_without_heads(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is a T5 model, which `--finetune` cannot") as found:
         run(words.split())
     assert "--task classification" not in found.value.render()
+
+
+@pytest.mark.parametrize(
+    "ending,status",
+    [
+        ("received SIGINT", 130),
+        ("received SIGTERM", 143),
+        ("reached --exit-interval", 1),
+        ("received several signals", 1),
+        (None, 1),
+    ],
+)
+def test_status_of_a_stopped_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str | None, status: int
+) -> None:
+    """Training that saves and ends at a signal has status 0; the fine-tuning is not complete."""
+    if ending is not None:
+        (tmp_path / "summary.json").write_text(json.dumps({"status": ending}))
+    monkeypatch.setattr(train, "run", lambda _argv: 0)
+    monkeypatch.setattr(TunedRun, "_arguments", lambda _self: [])
+    unused: Any = None
+    tuned = TunedRun(unused, unused, unused, 1, tmp_path, tmp_path, unused, unused)
+    assert tuned.train_and_score() == (status, None)
