@@ -44,6 +44,7 @@ from lmcore.config.settings import LoadedConfig, Provenance
 from lmcore.config.settings_file import SettingsFile
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.config.validate import problems_of
+from lmcore.model.family import named_family
 from lmcore.model.training_engine import engine_named
 
 __all__ = ["EXCLUSIVE", "load_config"]
@@ -356,6 +357,21 @@ def _new_directory(config: Config, run_directories: Sequence[Path]) -> Iterator[
             )
 
 
+def _imply_type(values: dict[str, Any], provenance: dict[str, Provenance]) -> None:
+    """Set the tokenizer type that a vocabulary without a type implies, if there is one."""
+    if values["tokenizer_type"] is not None or not values["vocab_file"]:
+        return
+    name = values["model_family"]
+    family = named_family(name) if name else None
+    if values["merge_file"]:
+        implied, formula = _BYTE_PAIR, "vocab_file and merge_file are given"
+    elif family is not None and family.vocabulary:
+        implied, formula = family.vocabulary, f"vocab_file is given for {family.name}"
+    else:
+        return
+    values["tokenizer_type"], provenance["tokenizer_type"] = implied, Provenance("derived", formula)
+
+
 def _preset(parsed: ParsedFlags, files: Sequence[SettingsFile]) -> str | None:
     names = [parsed.values.get("preset"), *(file.preset for file in reversed(files))]
     return next((name for name in names if name is not None), None)
@@ -419,10 +435,7 @@ def _merge(
                     provenance[name] = Provenance("default")
         for name, (value, origin) in layer.items():
             values[name], provenance[name] = value, origin
-    if values["tokenizer_type"] is None and values["vocab_file"] and values["merge_file"]:
-        values["tokenizer_type"] = _BYTE_PAIR
-        formula = "vocab_file and merge_file are given"
-        provenance["tokenizer_type"] = Provenance("derived", formula)
+    _imply_type(values, provenance)
     for name in ("lr_warmup_iters", "lr_warmup_samples"):
         by_default = provenance["lr_warmup_fraction"].kind == "default"
         if by_default and provenance[name].kind != "default":

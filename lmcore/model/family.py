@@ -199,6 +199,8 @@ class Family:
             settings, a `Config`; None: there are none, or samples tell.
         pipelines: True if the stacks can be divided over a pipeline: each reads the one before.
         not_in_the_weights: Names of `settings` that a resumed run may change, as dropout.
+        vocabulary: Tokenizer type of a `--vocab-file` that is given without merges and without a
+            type, as Megatron's script of the family takes it; empty: such a file needs its type.
     """
 
     name: str
@@ -224,6 +226,7 @@ class Family:
     lengths: Callable[[Any], Mapping[str, int]] | None = None
     pipelines: bool = True
     not_in_the_weights: frozenset[str] = frozenset()
+    vocabulary: str = ""
 
     @property
     def key(self) -> str:

@@ -61,6 +61,7 @@ class TextEncoder:
         checkpoint: Directory that the user named.
         longest: Most tokens of a text.
         size: P.
+        shape: Shape of the model.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class TextEncoder:
         self._fingerprint = weights_fingerprint(tokenizer, model.named_parameters())
         self.tokenizer, self.checkpoint = tokenizer, checkpoint
         self.vocabulary = text_vocabulary(tokenizer)
+        self.shape = model.shape
         self.longest = model.shape.max_position_embeddings
         self.size: int = model.shape.own["biencoder_projection_dim"] or model.shape.hidden_size
 

@@ -410,6 +410,8 @@ def _fits(
     """Return True if the ids of a dataset have the same tokens in the tokenizer of the run."""
     if identity.fingerprint == named.fingerprint():
         return True
+    if _lacks_sentinels_only(named, identity, extra):
+        return True
     try:
         made_with = dataset_tokenizer(identity, prefix, extra=extra)
     except LmcoreError:
@@ -423,6 +425,20 @@ def _fits(
         named.name,
     )
     return True
+
+
+def _lacks_sentinels_only(
+    named: Tokenizer, identity: TokenizerIdentity, extra: Mapping[str, TokenizerFactory]
+) -> bool:
+    """Return True if a dataset's tokenizer is the run's without the sentinels at its end.
+
+    No text has a sentinel, so that the ids are the same; T5's samples get them in training.
+    """
+    settings = TokenizerSettings.described(named.describe())
+    if not settings.vocab_extra_ids or identity.description.get("vocab_extra_ids"):
+        return False
+    plain = tokenizer_from(dataclasses.replace(settings, vocab_extra_ids=0), extra=extra)
+    return plain.fingerprint() == identity.fingerprint and plain.eod == named.eod
 
 
 def _made_with_another(

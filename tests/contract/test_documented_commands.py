@@ -107,6 +107,16 @@ def known_commands() -> frozenset[str]:
     return frozenset([*known(), *find_commands()])
 
 
+def flags_of(command: list[str], shown: str) -> set[str]:
+    """Return the flags of a command, with those it takes from Megatron's commands."""
+    flags = set(re.findall(r"--[a-z][a-z0-9-]*", help_text(*command).replace("[no-]", "")))
+    if command == ["train"]:
+        flags |= {*megatron.RENAMED, *megatron.FIXED}
+    if command == ["evaluate"] and re.search(r"--task [A-Z]", shown):
+        flags |= {*evaluate_flags((), GivenModel())}
+    return flags
+
+
 def problems(words: list[str]) -> Iterator[str]:  # a case for each kind
     """Yield what is wrong with a documented command."""
     shown = shlex.join(["lmcore", *words])
@@ -122,11 +132,7 @@ def problems(words: list[str]) -> Iterator[str]:  # a case for each kind
             yield f"`{shown}`: no command `{words[1]}`"
             return
         command = [word for word in words[:2] if word != "--help"]
-    known = set(re.findall(r"--[a-z][a-z0-9-]*", help_text(*command).replace("[no-]", "")))
-    if words[0] == "train":  # flags that it takes from Megatron's commands
-        known |= {*megatron.RENAMED, *megatron.FIXED}
-    if words[0] == "evaluate" and re.search(r"--task [A-Z]", shown):  # a command of Megatron's
-        known |= {*evaluate_flags((), GivenModel())}
+    known = flags_of(command, shown)
     arguments = words[1:]
     if command[:1] == ["launch"] and command[1:]:  # its flags, then a command
         arguments, launched = split_launch(command[1], words[2:])

@@ -16,7 +16,9 @@ from lmcore.cli.loading import (
     started_runtime,
 )
 from lmcore.cli.selection import find_plugins
-from lmcore.config.option import REQUIRED, option
+from lmcore.config.foreign.generate import GivenModel
+from lmcore.config.foreign.index import index_flags
+from lmcore.config.option import REQUIRED, option, options_of
 from lmcore.config.options.command_line import parse_with_plugins, wants_help
 from lmcore.plugin.registrations import plugin_sections
 
@@ -88,12 +90,16 @@ class BuildSection(LoadingSection):
 def run(argv: list[str]) -> int:
     """Run `lmcore index build` and return the exit status."""
     plugins = find_plugins(argv, probe=not wants_help(argv))
+    model = GivenModel()
     section, settings = parse_with_plugins(
         BuildSection,
         argv,
         command="lmcore index build",
         plugins=plugin_sections(plugins),
         positionals=("checkpoint",),
+        foreign=index_flags(
+            {flag for one in options_of(BuildSection) for flag in one.flags}, model
+        ),
         epilog=_EPILOG,
     )
     from lmcore.config.derived.data_source import without_ending
@@ -102,6 +108,7 @@ def run(argv: list[str]) -> int:
     with loaded_encoder(section, section.encoder(), plugins, settings) as encoder:
         from lmcore.retrieval.index import build_index
 
+        model.require(encoder.shape.to_dict())
         record = build_index(
             encoder,
             Path(section.output),

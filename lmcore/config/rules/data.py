@@ -237,7 +237,10 @@ def _without_type(loaded: LoadedConfig, given: list[str]) -> Problems:
         needed = flag_of(other or "tokenizer_type")
         hint = f"add `{needed} {'FILE' if other else 'TYPE'}`"
         if other == "merge_file":
-            hint += ", or the `--tokenizer-type` that takes a vocabulary alone"
+            hint += (
+                "; a `vocab.txt` of WordPiece is for `--model-family bert`, `ict` or `t5`, or "
+                "needs `--tokenizer-type BertWordPieceLowerCase`"
+            )
         yield ConfigError(
             f"{loaded.shown(name)} needs `{needed}`",
             why="byte-pair encoding takes a vocabulary and its merges"

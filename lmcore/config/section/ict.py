@@ -53,13 +53,13 @@ class IctSection:
         "Prefix of a dataset with the title of each document, which is put before its blocks.",
         metavar="PREFIX",
         on_resume=CHECKED,
-        needs=_ICT,
+        needs=_ICT.else_error("no other family reads titles"),
         paths=INPUT_PATH,
     )
     bert_load: str | None = option(
         None,
         "Run or checkpoint of a BERT whose weights both encoders begin with.",
         metavar="DIR",
-        needs=_ICT,
+        needs=_ICT.else_error("no other family begins with the weights of a BERT"),
         paths=INPUT_PATH,
     )

@@ -37,7 +37,7 @@ class T5Section:
         "Tokens in the decoder's part of a training sample; default: 128, or seq_length if that "
         "is less.",
         minimum=1,
-        needs=_T5,
+        needs=_T5.else_error("no other family has a decoder beside its encoder"),
     )
     relative_attention_num_buckets: int = option(
         32,

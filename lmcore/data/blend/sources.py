@@ -126,8 +126,8 @@ def _refuse_sentences(source: OpenSource) -> None:
     raise DataError(
         f"`{source.name}` is split into sentences, and the model of the run is a decoder",
         why=f"{why}; a decoder would read them in a random order: such data is for BERT",
-        hint="add `--model-family bert`; to train GPT or Llama, prepare the text again without "
-        "`--split-sentences`",
+        hint="add `--model-family bert`, or `ict` or `t5`; to train GPT or Llama, prepare the text "
+        "again without `--split-sentences`",
     )
 
 

@@ -113,6 +113,15 @@ class Index:
         return int(self.starts[sequence]) // self.unit
 
 
+def _misnamed(path: Path) -> str | None:
+    """Return a hint if the index has the ending of a copied script, `.bin.idx`; else None."""
+    prefix = path.name.removesuffix(".idx")
+    if path.suffix != ".idx" or not path.with_name(f"{prefix}.bin.idx").is_file():
+        return None
+    whole = path.with_name(prefix)
+    return f"`{prefix}.bin.idx` is there: `lmcore data repair {whole}` gives it its name"
+
+
 def read_index(path: str | Path, *, verify: bool = True) -> Index:
     """Memory-map an `.idx` of either format; its `.bin` is not opened.
 
@@ -130,7 +139,8 @@ def read_index(path: str | Path, *, verify: bool = True) -> Index:
             head = file.read(max(_HEADER_BYTES, _CACHED_BYTES))
         found = path.stat().st_size
     except OSError as error:
-        raise DataError(f"cannot read `{path}`", why=error.strerror or str(error)) from error
+        why = error.strerror or str(error)
+        raise DataError(f"cannot read `{path}`", why=why, hint=_misnamed(path)) from error
     if head.startswith(CACHED_MAGIC):
         index = _read_cached(path, head, found, verify=verify)
     elif head.startswith(MAGIC):

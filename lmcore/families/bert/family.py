@@ -163,6 +163,7 @@ _MASKED_ONLY = Family(
         heads=frozenset({"masked_head", "pooler", "order_head", "output_embedding"}),
         bidirectional=True,
     ),
+    vocabulary="BertWordPieceLowerCase",
 )
 _WITH_ORDER = replace(
     _MASKED_ONLY,

@@ -108,4 +108,5 @@ ICT = Family(
     pretrained=Pretrained("BERT", "bert_load", _name_in_bert),
     stacks=stacks,
     pipelines=False,
+    vocabulary="BertWordPieceLowerCase",
 )

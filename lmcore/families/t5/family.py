@@ -217,4 +217,5 @@ T5 = Family(
     forward_flops_of=_flops_of,
     stacks=stacks,
     lengths=lambda config: {"D": decoder_length(config)},
+    vocabulary="BertWordPieceLowerCase",
 )

@@ -121,6 +121,9 @@ LINES: dict[str, tuple[str, ...]] = {
     "--tokenizer-type NullTokenizer": (),
     "--tokenizer-type ByteTokenizer --vocab-extra-ids 3": (),
     "--vocab-file vocab.json": (),
+    "--bert-load folder": (),
+    "--titles-data-path web": (),
+    "--decoder-seq-length 8": (),
     "--vocab-extra-ids 3": (),
     "--vocab-file missing --merge-file merges.txt": (
         "--vocab-file vocab.json --merge-file merges.txt",

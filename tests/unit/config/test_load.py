@@ -395,6 +395,19 @@ def test_tokenizer_of_vocabulary_and_merges() -> None:
     assert other.config.data.tokenizer_type == "Own"
 
 
+@pytest.mark.parametrize("family", ["bert", "ICT", "t5"])
+def test_tokenizer_of_a_vocabulary_alone(family: str) -> None:
+    """A vocabulary is WordPiece's where Megatron's script of the family takes it so."""
+    loaded = load_config(["--model-family", family, "--vocab-file", "bert-vocab.txt"])
+    assert loaded.config.data.tokenizer_type == "BertWordPieceLowerCase"
+    assert loaded.provenance["tokenizer_type"].kind == "derived"
+    both = ["--model-family", family, "--vocab-file", "v.json", "--merge-file", "m.txt"]
+    assert load_config(both).config.data.tokenizer_type == "GPT2BPETokenizer"
+    assert load_config(["--vocab-file", "bert-vocab.txt"]).config.data.tokenizer_type is None
+    retro = load_config(["--model-family", "retro", "--vocab-file", "v.json"])
+    assert retro.config.data.tokenizer_type is None
+
+
 def test_exclusive_names_exist() -> None:
     """The groups name options that there are."""
     assert {name for group in EXCLUSIVE for name in group} <= set(run_options())

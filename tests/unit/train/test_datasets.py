@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from lmcore.base.errors import ConfigError, DataError
+from lmcore.cli.main import main
 from lmcore.config.load import load_config
 from lmcore.data.blend.check import inspect_sources
 from lmcore.data.tokenizer import ByteTokenizer
@@ -42,6 +43,22 @@ def test_another_tokenizer(data_prefix: str) -> None:
     with pytest.raises(ConfigError, match="was not prepared with this tokenizer") as caught:
         choose(flags)
     assert "`ByteTokenizer`" in str(caught.value.why)
+
+
+def test_sentinels_of_the_run_alone(tmp_path: Path) -> None:
+    """Data of the tokenizer without sentinels fit: no text has one, and T5's samples get them."""
+    vocabulary = tmp_path / "vocab.txt"
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "put", "lamp"]
+    vocabulary.write_text("\n".join(words))
+    (tmp_path / "d.jsonl").write_text('{"text": "put lamp"}\n')
+    kind = f"--tokenizer-type BertWordPieceLowerCase --vocab-file {vocabulary}".split()
+    prepare = ["data", "prepare", "--input", f"{tmp_path}/d.jsonl", "--workers", "1", *kind]
+    assert main([*prepare, "--output-prefix", f"{tmp_path}/d", "--presplit-sentences"]) == 0
+    flags = f"--data-path {tmp_path}/d_text_sentence {' '.join(kind)} --vocab-extra-ids"
+    assert choose(f"{flags} 3").vocab_size == choose(f"{flags} 0").vocab_size + 3
+    vocabulary.write_text("\n".join([*words[:-1], "book"]))
+    with pytest.raises(ConfigError, match="was not prepared with this tokenizer"):
+        choose(f"{flags} 3")
 
 
 @pytest.mark.parametrize("tokens, accepted", [(300, True), (200, False)])

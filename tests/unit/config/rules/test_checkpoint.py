@@ -32,6 +32,7 @@ def test_the_other_kind(flag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "--task-valid-data": ["--task", "classification", "--task-data", "file"],
         "--vocab-file": ["--tokenizer-type", "BertWordPieceCase"],
         "--merge-file": ["--vocab-file", "file", "--tokenizer-type", "GPT2BPETokenizer"],
+        "--bert-load": ["--model-family", "ict"],
     }
     try:
         loaded = load_config([flag, value, *needed.get(flag, [])])

@@ -202,6 +202,17 @@ def test_missing_index(tmp_path):
         read_index(tmp_path / "none.idx")
 
 
+def test_misnamed_index(tmp_path):
+    """The ending `.bin.idx` of a copied script is recognized, with the command that repairs it."""
+    (tmp_path / "arxiv-0.bin.idx").write_bytes(b"")
+    with pytest.raises(DataError, match=r"cannot read .*arxiv-0\.idx") as caught:
+        read_index(tmp_path / "arxiv-0.idx")
+    assert f"`lmcore data repair {tmp_path}/arxiv-0`" in str(caught.value.hint)
+    with pytest.raises(DataError, match="cannot read") as caught:
+        read_index(tmp_path / "other-0.idx")
+    assert caught.value.hint is None
+
+
 @pytest.mark.parametrize("dataset_impl", ["mmap", "cached"])
 def test_many_documents_are_spooled(tmp_path, monkeypatch, dataset_impl):
     """The bytes written do not depend on how many numbers fit in memory."""
