@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 __all__ = [
+    "AbsentFileError",
     "CheckpointArgumentError",
     "CheckpointError",
     "ConfigError",
@@ -97,6 +98,10 @@ class ConfigError(LmcoreError):
     def render(self) -> str:
         """Return all problems, separated by blank lines."""
         return "\n\n".join([super().render(), *(problem.render() for problem in self.others)])
+
+
+class AbsentFileError(ConfigError):
+    """A setting that names a file to read which this host does not have."""
 
 
 class DataError(LmcoreError):

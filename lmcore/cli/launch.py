@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lmcore.base.durable import write_atomically
-from lmcore.base.errors import ConfigError, LmcoreError, RunError
+from lmcore.base.errors import AbsentFileError, ConfigError, LmcoreError, RunError
 from lmcore.cli.commands import known_commands, known_inner
 from lmcore.cli.group import run_group
 from lmcore.cli.selection import find_plugins
@@ -31,6 +32,8 @@ from lmcore.train.resume.saved_run import read_saved_settings
 
 __all__ = ["LaunchSection", "hostfile", "k8s", "local", "pbs", "run", "slurm", "split_launch"]
 
+logger = logging.getLogger(__name__)
+
 _USAGE = "[--flags] [COMMAND] [arguments of the command]"
 _EPILOG = """\
 Flags of lmcore launch precede the command; `--` may separate them. COMMAND is a command of lmcore;
@@ -43,6 +46,10 @@ repeated.
   lmcore launch {kind} --profile cluster.yaml --submit run.yaml --save runs/a"""
 _SEVERAL = frozenset({"train", "run", "evaluate"})
 """Commands that several processes may share."""
+_ON_NODES = frozenset({"train", "run"})
+"""Commands that start the processes of a node, where the job starts one process for each node."""
+_OF_NODES = frozenset({"hostfile", "k8s"})
+"""Kinds of jobs that start one process for each node."""
 _MARK = "# Written by `lmcore launch"
 _MAX_MARK_BYTES = 1 << 16
 
@@ -126,7 +133,7 @@ def _launch(name: str, argv: list[str]) -> int:
     chosen = LaunchSection(**{key: parsed.values[key] for key in own & parsed.values.keys()})
     keys = {key: value for key, value in parsed.values.items() if key not in own}
     profile = read_profile(kind.section, chosen.profile, keys, name)
-    command = _command(words, profile)
+    command = _command(words, profile, name)
     text = kind.render(profile, command)
     output = chosen.output
     if output is None and chosen.submit:
@@ -152,8 +159,9 @@ def _flag_error(problems: Sequence[LmcoreError]) -> ConfigError:
     meant = [one.what for one in problems if one.what.rpartition(" ")[2].strip("`") in known]
     if not meant:
         return ConfigError.collect(problems)
+    first = ", ".join(what.removeprefix("unknown flag ") for what in meant[:3])
     return ConfigError(
-        "flags of `lmcore train` precede its name: " + ", ".join(meant),
+        f"flags of `lmcore train` without its name: {first}{', ...' * (len(meant) > 3)}",
         why="flags before the command are for `lmcore launch`",
         hint="write `lmcore launch ... train FLAGS`",
     )
@@ -175,7 +183,7 @@ def _help(kind: JobKind) -> str:
     )
 
 
-def _command(words: Sequence[str], profile: JobProfile) -> JobCommand:
+def _command(words: Sequence[str], profile: JobProfile, kind: str) -> JobCommand:
     """Return the command of the job, after its settings have been checked.
 
     Raises:
@@ -189,21 +197,21 @@ def _command(words: Sequence[str], profile: JobProfile) -> JobCommand:
         )
     name = words[0] if words[0] in known_commands() and words[0] != "launch" else "train"
     given = tuple(words) if words[0] == name else ("train", *words)
-    several = (profile.nodes or 1) > 1 or (profile.processes_per_node or 1) > 1
-    if several and name not in _SEVERAL:
+    several = profile.nodes != 1 or (profile.processes_per_node or 1) > 1
+    if several and name not in (_ON_NODES if kind in _OF_NODES else _SEVERAL):
         raise ConfigError(
-            f"`lmcore {name}` runs in one process",
-            why=f"the profile has {profile.nodes or 1} nodes with "
-            f"{profile.processes_per_node or 1} processes",
+            f"`lmcore launch {kind}` starts `lmcore {name}` in one process only",
+            why=f"the profile has {profile.nodes or 'all'} nodes with "
+            f"{profile.processes_per_node or 'all'} processes",
             hint="give `--nodes 1 --processes-per-node 1`",
         )
     if name != "train":
         return JobCommand(given)
-    return _training(given, profile)
+    return _training(given, profile, is_here=kind == "local")
 
 
-def _training(words: tuple[str, ...], profile: JobProfile) -> JobCommand:
-    """Return the command of a training run."""
+def _training(words: tuple[str, ...], profile: JobProfile, *, is_here: bool) -> JobCommand:
+    """Return the command of a training run; other hosts may have files that this one lacks."""
     arguments = list(words[1:])
     plugins = plugin_sections(find_plugins(arguments, probe=False))
     size = None
@@ -211,7 +219,8 @@ def _training(words: tuple[str, ...], profile: JobProfile) -> JobCommand:
         size = profile.nodes * profile.processes_per_node
 
     def check(loaded: LoadedConfig) -> list[LmcoreError]:
-        return list(problems_of(loaded, world_size=size))
+        found = problems_of(loaded, world_size=size)
+        return [one for one in found if is_here or not isinstance(one, AbsentFileError)]
 
     foreign = ForeignModels()
     loaded = load_config(
@@ -224,6 +233,8 @@ def _training(words: tuple[str, ...], profile: JobProfile) -> JobCommand:
     )
     if problems := check(loaded):
         raise ConfigError.collect(problems)
+    for problem in problems_of(loaded, world_size=size):
+        logger.warning("%s on this host; the job needs it where it runs", problem.what)
     settings = loaded.config.checkpoint
     again = bool(profile.restarts or getattr(profile, "requeue", False))
     continued = any(word.partition("=")[0] == "--continue" for word in arguments)

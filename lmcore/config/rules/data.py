@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from lmcore.base.errors import ConfigError
+from lmcore.base.errors import AbsentFileError, ConfigError
 from lmcore.config.derived.data_source import (
     DIVIDED,
     OWN,
@@ -55,7 +55,9 @@ def _sources(loaded: LoadedConfig) -> Problems:
     yield from overlapping_ranges(sources)
     for blend in sources.blends():
         if blend.file_list is not None and not Path(blend.file_list).exists():
-            yield ConfigError(f"{loaded.shown(blend.option)}: no such file", hint="check the path")
+            yield AbsentFileError(
+                f"{loaded.shown(blend.option)}: no such file", hint="check the path"
+            )
         yield from _data_sets(loaded, blend)
         yield from _repeated(loaded, blend)
 
@@ -96,7 +98,9 @@ def _missing_data(
         named = f": {', '.join(f'`{path}`' for path in inside)}" if inside else ""
         hint = f"give the path of a dataset in this directory without `.bin` or `.idx`{named}"
     which = f": `{prefix}`" if len(blend.sources) > 1 else ""
-    return ConfigError(f"{loaded.shown(blend.option)}: no such dataset{which}", why=why, hint=hint)
+    return AbsentFileError(
+        f"{loaded.shown(blend.option)}: no such dataset{which}", why=why, hint=hint
+    )
 
 
 def _repeated(loaded: LoadedConfig, blend: Blend) -> Problems:
@@ -254,14 +258,14 @@ def _files(loaded: LoadedConfig) -> Problems:
     data = loaded.config.data
     for name, path in (("vocab_file", data.vocab_file), ("merge_file", data.merge_file)):
         if path is not None and not Path(path).exists():
-            yield ConfigError(f"{loaded.shown(name)}: no such file", hint="check the path")
+            yield AbsentFileError(f"{loaded.shown(name)}: no such file", hint="check the path")
     paths = {
         "tokenizer_model": data.tokenizer_model,
         "tokenizer_name_or_path": data.tokenizer_name_or_path,
     }
     for name, path in paths.items():
         if path is not None and not Path(path).exists():
-            yield ConfigError(
+            yield AbsentFileError(
                 f"{loaded.shown(name)}: no such file or directory",
                 why="a tokenizer is read from local files; nothing is downloaded",
                 hint="check the path",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -129,6 +130,7 @@ def test_words_arrive_unchanged(
         ("slurm", "nodes: 2\nnodse: 3\n", "p.yaml:2: unknown key `nodse`"),
         ("slurm", "nodes: two\n", "p.yaml:1: `nodes: two`: expected an integer"),
         ("slurm", "partition:\n  name: gpu\n", "`partition` has no keys"),
+        ("slurm", "model:\n  num_layers: 3\n", "a file of a run's settings follows the flags"),
         ("k8s", "partition: gpu\ncontainer: a\n", "p.yaml:1: unknown key `partition`"),
         ("slurm", "env:\n  1A: 1\n", "`1A=1` is not NAME=VALUE"),
         ("slurm", "mounts: [/a:/b]\n", "`mounts` and no `container`"),
@@ -182,9 +184,10 @@ def test_wrong_profiles(
         ((), "the command to launch is missing"),
         (("train", "--hidden-size", "65", "--num-attention-heads", "2"), "is not divisible by"),
         (("train", "--tensor-model-parallel-size", "3"), "--tensor-model-parallel-size 3"),
-        (("data", "prepare", "--input", "a"), "`lmcore data` runs in one process"),
+        (("data", "prepare", "--input", "a"), "starts `lmcore data` in one process only"),
         (("no.yaml",), "no.yaml"),
-        (("--save", "runs/a"), "flags of `lmcore train` precede its name: unknown flag `--save`"),
+        (("--save", "runs/a"), "flags of `lmcore train` without its name: `--save`"),
+        (("--profile", "none.yaml", "train"), "there is no profile `none.yaml`"),
         (("--nodse", "3", "train"), "unknown flag `--nodse`"),
         (("--restarts", "1", "train", "--train-iters", "3"), "needs a run directory"),
     ],
@@ -195,6 +198,27 @@ def test_wrong_commands(
     """The settings of the run are checked with the number of its processes."""
     assert main(["launch", "slurm", *NODES, *words]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["hostfile", "k8s"])
+@pytest.mark.parametrize("words", [("evaluate", "run", "--text", "a"), ("data", "merge")])
+def test_commands_of_one_process(
+    kind: str, words: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A command that does not start the processes of its node is refused for several."""
+    assert main(["launch", kind, *FLAGS[kind], *words]) == 2
+    assert f"starts `lmcore {words[0]}` in one process only" in capsys.readouterr().err
+
+
+def test_files_of_other_hosts(capsys: pytest.CaptureFixture[str]) -> None:
+    """Data that this host lacks is a warning if the job runs elsewhere, and else an error."""
+    words = ("train", "--data-path", "/shared/text_document", "--train-iters", "3")
+    assert main(["launch", "slurm", *words]) == 0
+    shown = capsys.readouterr()
+    assert " --data-path /shared/text_document " in shown.out
+    assert "no such dataset on this host; the job needs it where it runs" in shown.err
+    assert main(["launch", "local", *words]) == 2
+    assert "no such dataset" in capsys.readouterr().err
 
 
 def test_output(capsys: pytest.CaptureFixture[str]) -> None:
@@ -229,3 +253,21 @@ def test_submit_chains_jobs_of_pbs(
     monkeypatch.setenv("PATH", "/nowhere")
     assert main(["launch", "pbs", *words]) == 1
     assert "cannot run `qsub`" in capsys.readouterr().err
+
+
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "aws_slurm_kubernetes"
+PAGE = (EXAMPLE / "README.md").read_text("utf-8")
+SIZES = re.findall(r"^\| [\d.]+B \| `(.*)` \|$", PAGE, re.MULTILINE)
+NUM_NODES = (4, 8, 16, 32, 64, 128, 192, 240)
+"""Nodes of 8 GPUs in the table of the paper."""
+
+
+@pytest.mark.parametrize("nodes, flags", [*zip(NUM_NODES, SIZES, strict=True)])
+def test_sizes_of_the_example(nodes: int, flags: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The layouts of the example divide the models, the batches and the paper's numbers of GPUs."""
+    for kind, name in (("slurm", "slurm"), ("k8s", "kubernetes")):
+        profile = ("--profile", str(EXAMPLE / f"{name}.yaml"), "--nodes", str(nodes))
+        words = ("train", str(EXAMPLE / "gpt.yaml"), *flags.split(), "--vocab-file", "v")
+        words += ("--merge-file", "m", "--save", "runs/gpt")
+        assert "--preset gpt-" in rendered(kind, *profile, *words, capsys=capsys)
+    assert main(["launch", "slurm", *profile[2:], "--processes-per-node", "5", *words]) == 2

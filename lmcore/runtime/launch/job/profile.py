@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from lmcore.base.errors import ConfigError, LmcoreError, suggestion
 from lmcore.config.file.yaml_file import Entry, read_file
 from lmcore.config.option import INPUT_PATH, Option, option, options_of
+from lmcore.config.section import SECTION_NAMES
 
 __all__ = [
     "BatchProfile",
@@ -122,7 +123,9 @@ def read_profile(
     options = {one.name: one for one in options_of(section)}
     problems: list[LmcoreError] = []
     values: dict[str, Any] = {}
-    entries = [] if path is None else read_file(path, problems, tuple(options)).entries
+    if path is not None and not Path(path).is_file():
+        raise ConfigError(f"there is no profile `{path}`", hint="check the path of `--profile`")
+    entries = [] if path is None else read_file(path, problems).entries
     for entry in entries:
         try:
             _take(entry, options, values, path or "", kind)
@@ -142,11 +145,13 @@ def _take(
     """Add an entry of the file at *path* to *values*; paths to read are relative to the file."""
     where = f"{path}:{entry.line}"
     if entry.section:
+        if entry.section not in _MAPPINGS and not entry.key:  # once for the section
+            hint = "a profile's keys are at the top level; only `env` is a mapping"
+            if entry.section in SECTION_NAMES:
+                hint = "a file of a run's settings follows the flags, without `--profile`"
+            raise ConfigError(f"{where}: `{entry.section}` has no keys in a profile", hint=hint)
         if entry.section not in _MAPPINGS:
-            raise ConfigError(
-                f"{where}: `{entry.section}` has no keys",
-                hint="a profile's keys are at the top level; only `env` is a mapping",
-            )
+            return
         if entry.key:
             text = "" if entry.value is None else entry.value
             values["env"] = (*values.get("env", ()), f"{entry.key}={text}")
