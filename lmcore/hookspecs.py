@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         EngineRegistry,
         FamilyRegistry,
         FormatRegistry,
+        LoggerRegistry,
         OptionRegistry,
         TaskRegistry,
         TokenizerRegistry,
@@ -167,6 +168,18 @@ def lmcore_add_tasks(registry: TaskRegistry) -> None:
     Ranks: the launcher and every worker.
     Return: nothing; `load` names a record as `module:OBJECT`, a `lmcore.evaluation.task.Task`.  Two
     plugins with a task of one name are an error of these commands.
+    """
+
+
+@hookspec
+def lmcore_add_loggers(registry: LoggerRegistry) -> None:
+    """Add loggers of runs: `registry.add(run_logger)`.
+
+    Called by: every command that reads settings or checkpoints, for every usable plugin.
+    When: after discovery, before flags are read; torch is not imported.
+    Ranks: the launcher and every worker; rank 0 opens the loggers of its run.
+    Return: nothing; a logger is a record, `lmcore.model.run_logger.RunLogger`, which names the
+    function that opens it as `module:object`.  A logger that fails is left out with a warning.
     """
 
 

@@ -44,7 +44,7 @@ COMMANDS: Mapping[str, tuple[Command, ...]] = {
         ),
         Command(
             "migrate",
-            "Turn the launch script of a Megatron fork into settings of `lmcore train`.",
+            "Turn the launch script of a Megatron fork into settings and commands of lmcore.",
             "lmcore.cli.migrate:run",
         ),
     ),

@@ -1,9 +1,7 @@
-"""`lmcore migrate`: settings of a run from the launch script, or command, of a Megatron fork."""
+"""`lmcore migrate`: settings and commands from a launch script, or command, of a Megatron fork."""
 
 from __future__ import annotations
 
-import re
-import shlex
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,11 +12,18 @@ from typing import Any
 from lmcore.base.bounded_file import open_regular
 from lmcore.base.durable import write_atomically
 from lmcore.base.errors import ConfigError, LmcoreError, counted, printable
+from lmcore.cli.migration.flag_table import LEFT, FlagRow, flag_groups, flag_rows, print_table
+from lmcore.cli.migration.programs import MigratedProgram, migrate_program
 from lmcore.cli.selection import find_plugins
 from lmcore.config.derived.model_math import family_name
 from lmcore.config.file.paths import map_paths
 from lmcore.config.file.yaml_file import written_value
-from lmcore.config.foreign.launch_command import is_program, training_command
+from lmcore.config.foreign.launch_command import (
+    is_program,
+    other_programs,
+    training_command,
+    trains,
+)
 from lmcore.config.foreign.megatron import ENGINE_FLAG
 from lmcore.config.foreign.megatron_flags import train_flags
 from lmcore.config.foreign.shell import ShellScript, read_shell
@@ -27,7 +32,7 @@ from lmcore.config.megatron_defaults import MEGATRON_DEFAULTS
 from lmcore.config.need import Situation
 from lmcore.config.option import Option, option
 from lmcore.config.options.command_line import parse_section, wants_help
-from lmcore.config.options.flags import Positional, UnsupportedFlagError, parse_flags
+from lmcore.config.options.flags import parse_flags
 from lmcore.config.section import run_options
 from lmcore.config.settings import LoadedConfig
 from lmcore.config.validate import problems_of
@@ -37,6 +42,7 @@ __all__ = ["MigrateSection", "run"]
 
 _EPILOG = """\
 The settings go to the standard output, or to --output; the table of flags to the standard error.
+For programs beside training, such as preprocess_data.py, the result is a command of lmcore.
 
   lmcore migrate pretrain_gpt.sh > run.yaml
   lmcore migrate job.slurm --set DATA=/data/oscar --output run.yaml
@@ -45,12 +51,11 @@ The settings go to the standard output, or to --output; the table of flags to th
 A script is read and never run: variables and here-documents are followed, and what only a run
 would give is listed.  Give it by --set NAME=VALUE."""
 _MOST_BYTES = 1 << 22
-_FLAG = re.compile(r"--?[A-Za-z]")
 
 
 @dataclass(frozen=True)
 class MigrateSection:
-    """Turn the launch script or command of a Megatron fork into settings of `lmcore train`."""
+    """Turn the launch script or command of a Megatron fork into settings and commands of lmcore."""
 
     command: tuple[str, ...] = option(
         (), "Launch script, or a command line with its launcher.", metavar="SCRIPT"
@@ -68,22 +73,6 @@ class MigrateSection:
         "Program whose defaults the settings keep where the command gives none.",
         choices=tuple(MEGATRON_DEFAULTS),
     )
-
-
-@dataclass(frozen=True)
-class _Row:
-    """A flag of the command and what becomes of it."""
-
-    flag: str
-    kind: str
-    here: str
-
-
-_SAME, _RENAMED, _ALREADY = "same", "renamed", "already so"
-_REPLACED, _NOT, _UNKNOWN, _WRONG = "replaced by", "not supported", "unknown", "wrong value"
-_OPEN = "has no value"
-_LEFT = (_REPLACED, _NOT, _UNKNOWN, _WRONG, _OPEN)
-"""Kinds of flags that the settings do not have."""
 
 
 def run(argv: list[str]) -> int:
@@ -108,12 +97,21 @@ def run(argv: list[str]) -> int:
     script = ShellScript(commands=[words])
     if section.command:
         script = read_shell(_text(section.command[0]), _variables(section.set))
+    others = [migrate_program(one) for one in other_programs(script)]
+    if others and not trains(script):
+        _report_programs(others, script, section.output)
+        return 0
     training = training_command(script)
     flags = training.flags
-    rows = _rows(flags)
+    rows = flag_rows(flags, run_options(), train_flags())
     made = _settings(flags, rows, training.family, section.defaults, script)
     text = _yaml(made, training.program, section)
-    _report(rows, script, made, sys.stdout if section.output else sys.stderr)
+    report = sys.stdout if section.output else sys.stderr
+    _report(rows, script, made, report)
+    for one in others:
+        print(f"\n{one.program}:", file=report)
+        print_table(one.rows, report)
+        _print_line(one, report)
     name = section.output or "run.yaml"
     print("\nstart it by:  " + training.start(name), file=sys.stderr)
     if section.output is None:
@@ -144,53 +142,6 @@ def _variables(given: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _groups(flags: Sequence[str]) -> Iterator[list[str]]:
-    """Yield each flag with the words that follow it."""
-    held: list[str] = []
-    for word in flags:
-        if _FLAG.match(word) and held:
-            yield held
-            held = []
-        held.append(word)
-    if held:
-        yield held
-
-
-def _rows(flags: Sequence[str]) -> list[_Row]:
-    """Return what becomes of each flag, by itself."""
-    options, foreign = run_options(), train_flags()
-    anything = Positional("words", maximum=None)
-    rows = []
-    for group in _groups(flags):
-        text = shlex.join(group)
-        parsed = parse_flags(group, options, positionals=(anything,), foreign=foreign)
-        if not _FLAG.match(group[0]):
-            rows.append(_Row(text, _UNKNOWN, "a word without a flag"))
-        elif parsed.problems:
-            rows.append(_problem(text, parsed.problems[0]))
-        elif parsed.without_effect:
-            rows.append(_Row(text, _ALREADY, next(iter(parsed.without_effect.values()))))
-        elif group == [ENGINE_FLAG]:
-            rows.append(_Row(text, _RENAMED, "--engine native, which takes the same file"))
-        elif parsed.translated:
-            rows.append(_Row(text, _RENAMED, next(iter(parsed.translated.values()))))
-        else:
-            rows.append(_Row(text, _SAME, ""))
-    return rows
-
-
-def _problem(text: str, problem: LmcoreError) -> _Row:
-    hint = problem.hint or ""
-    if "variables are not expanded" in f"{problem.what} {problem.why}":
-        return _Row(text, _OPEN, "")
-    if isinstance(problem, UnsupportedFlagError):
-        replaced = hint.startswith("use ")
-        return _Row(text, _REPLACED if replaced else _NOT, hint.removeprefix("use "))
-    if problem.what.startswith("unknown flag"):
-        return _Row(text, _UNKNOWN, problem.why or hint)
-    return _Row(text, _WRONG, "; ".join(part for part in (problem.what, problem.why, hint) if part))
-
-
 @dataclass(frozen=True)
 class _Made:
     """Settings that the flags give.
@@ -208,7 +159,7 @@ class _Made:
 
 def _settings(
     flags: Sequence[str],
-    rows: Sequence[_Row],
+    rows: Sequence[FlagRow],
     family: str | None,
     defaults: str,
     script: ShellScript,
@@ -216,8 +167,8 @@ def _settings(
     """Return the settings of the flags that are supported, and of the file of an engine."""
     taken = [
         word
-        for group, row in zip(_groups(flags), rows, strict=True)
-        if row.kind not in _LEFT
+        for group, row in zip(flag_groups(flags), rows, strict=True)
+        if row.kind not in LEFT
         for word in group
     ]
     if family is not None:
@@ -300,23 +251,43 @@ def _located(path: str, output: str | None) -> str:
     return str(Path(*[".."] * len(folder.parts), path)) if ".." not in folder.parts else path
 
 
-def _report(rows: Sequence[_Row], script: ShellScript, made: _Made, stream: Any) -> None:
-    """Print what became of each flag, and what is left to do."""
-    counts = {
-        kind: sum(row.kind == kind for row in rows)
-        for kind in dict.fromkeys((_SAME, _RENAMED, _ALREADY, *_LEFT))
-    }
-    width = min(max([len(row.flag) for row in rows], default=0), 44)
-    for row in rows:
-        here = f"{row.kind}: {row.here}" if row.here else row.kind
-        print(f"{printable(row.flag):<{width}}  {printable(here)}", file=stream)
-    listed = ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
-    print(f"\n{counted(len(rows), 'flag')}: {listed or 'none'}", file=stream)
+def _report_programs(
+    others: Sequence[MigratedProgram], script: ShellScript, output: str | None
+) -> None:
+    """Print the tables and the command lines of a script that trains nothing."""
+    for one in others:
+        print(f"{one.program}:", file=sys.stderr)
+        print_table(one.rows, sys.stderr)
+        if one.problem:
+            print(f"incomplete: {printable(one.problem)}", file=sys.stderr)
+        print(file=sys.stderr)
+    _print_open(script, sys.stderr)
+    lines = "".join(f"{one.line}\n" for one in others)
+    if output is None:
+        print(lines, end="")
+    else:
+        write_atomically(Path(output), lines.encode())
+
+
+def _print_line(one: MigratedProgram, stream: Any) -> None:
+    if one.problem:
+        print(f"incomplete: {printable(one.problem)}", file=stream)
+    print(f"start it by:  {printable(one.line)}", file=stream)
+
+
+def _print_open(script: ShellScript, stream: Any) -> None:
+    """Print the values that only a run of the script has, and its notes."""
     if script.unknown:
         print("without a value (give it by `--set NAME=VALUE`, or edit the file):", file=stream)
         print("  " + ", ".join(map(printable, script.unknown)), file=stream)
     for note in script.notes:
         print(f"note: {printable(note)}", file=stream)
+
+
+def _report(rows: Sequence[FlagRow], script: ShellScript, made: _Made, stream: Any) -> None:
+    """Print what became of each flag, and what is left to do."""
+    print_table(rows, stream)
+    _print_open(script, stream)
     if made.steps is not None:
         print(
             f"note: a step has {counted(made.steps, 'micro-batch', 'micro-batches')} in the "

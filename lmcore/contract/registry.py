@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from lmcore.model.checkpoint_format import CheckpointFormat
     from lmcore.model.command import Command  # noqa: F401 - in the text of a base class
     from lmcore.model.family import Family
+    from lmcore.model.run_logger import RunLogger
     from lmcore.model.training_engine import TrainingEngine
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "EngineRegistry",
     "FamilyRegistry",
     "FormatRegistry",
+    "LoggerRegistry",
     "OptionRegistry",
     "PluginCorpus",
     "PluginTask",
@@ -419,6 +421,27 @@ class EngineRegistry(_RecordRegistry["TrainingEngine"]):
         claimed = self._claim_record(engine, TrainingEngine)
         self._require_targets(claimed, open=engine.open)
         self.found[claimed] = engine
+
+
+class LoggerRegistry(_RecordRegistry["RunLogger"]):
+    """Registry of the hook `lmcore_add_loggers`."""
+
+    kind = "logger"
+
+    def add(self, run_logger: RunLogger) -> None:
+        """Register a logger, which each run has that its `wanted` accepts.
+
+        Args:
+            run_logger: Its record.
+
+        Raises:
+            PluginError: It is no such record, or the name is malformed or taken.
+        """
+        from lmcore.model.run_logger import RunLogger  # as for families
+
+        claimed = self._claim_record(run_logger, RunLogger)
+        self._require_targets(claimed, open=run_logger.open)
+        self.found[claimed] = run_logger
 
 
 def _is_target(value: object) -> bool:

@@ -18,6 +18,7 @@ from lmcore.base.errors import ConfigError, LmcoreError
 from lmcore.library import exchange
 from lmcore.library.epoch import RecentEpochs
 from lmcore.library.loader import ShardedLoader, shard_loader
+from lmcore.library.metric_log import MetricLog
 from lmcore.library.placement import ModelPlacement
 from lmcore.library.update import Updates
 from lmcore.runtime.user_line import add_device_hint, caller_line
@@ -43,7 +44,7 @@ Value = TypeVar("Value")
 Second = TypeVar("Second")
 
 
-class Session:
+class Session(MetricLog):
     """Device, precision policy, kernels and processes that the user's loop works with.
 
     `lmcore.start` opens a session; at its end, or by `close`, all processes end together.  One
@@ -112,11 +113,6 @@ class Session:
         return self._runtime.rank.world_size
 
     @property
-    def is_main(self) -> bool:
-        """True on rank 0."""
-        return self.rank == 0
-
-    @property
     def precision(self) -> str:
         """Name of the precision policy."""
         return self._runtime.precision.name
@@ -178,7 +174,7 @@ class Session:
     def memory(self) -> dict[str, int | None] | None:
         """Return the device's memory in bytes; None if the device does not report it.
 
-        The keys are "allocated", "peak_allocated", "reserved" and "total".
+        Its keys: "allocated", "peak_allocated", "reserved", "total".
         """
         read = self._runtime.device.memory_stats
         return None if read is None else dataclasses.asdict(read())
@@ -472,8 +468,10 @@ class Session:
         self._updates.end()
         if error is not None:
             add_device_hint(error, self.device)
+            self._close_loggers("failed")
             self._resources.__exit__(kind, error, trace)
             return
+        self._close_loggers("completed")
         with self._resources:
             self._updates.finite.check_copied()
             if self._runtime.processes is not None:

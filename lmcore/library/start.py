@@ -37,6 +37,8 @@ logger = logging.getLogger(__name__)
 
 _FURTHER = ("distributed_backend", "distributed_timeout_minutes", "zero_stage")
 """Options that `start` takes beside the sections `accelerator` and of plugins."""
+_LOGGERS = ("tensorboard_", "wandb_", "mlflow_", "codecarbon_")
+_TRAINING_ONLY = ("tensorboard_tags", "tensorboard_log_interval")
 
 
 def start(
@@ -67,7 +69,8 @@ def start(
         options: Further options of `lmcore train` by their names with underscores: the section
             `accelerator` (`recompute`, `ops`, `strict_ops`, `deterministic`, `num_threads`,
             `loss_scale`, `plugin_off`, ...), `distributed_backend`, `distributed_timeout_minutes`,
-            and the options of the installed plugins.
+            the loggers of `Session.log` (`tensorboard_dir`, `wandb_project`,
+            `mlflow_experiment`, `codecarbon_dir`, ...), and the options of the installed plugins.
 
     Returns:
         Open session: a context manager, or to be ended by `close`.
@@ -150,6 +153,8 @@ def _config(given: Mapping[str, Any], sections: PluginSections) -> Config:
         ConfigError: A name or a value is wrong.
     """
     known = {**_own_options(), **sections.options}
+    logged = {} if known.keys() >= given.keys() else _logging_options()
+    known |= logged
     for name in given:
         if name not in known:
             elsewhere = name in run_options()
@@ -161,6 +166,7 @@ def _config(given: Mapping[str, Any], sections: PluginSections) -> Config:
                 hint=None if elsewhere else suggestion(name, known),
             )
     core: dict[str, dict[str, Any]] = {"accelerator": {}, "parallel": {}}
+    core |= {"logging": {}} if logged else {}
     plugins: dict[str, Any] = {}
     for name, value in given.items():
         option = known[name]
@@ -209,6 +215,15 @@ def _own_options() -> dict[str, Option]:
     """Return the options of the core that `start` takes."""
     further = (option for option in section_options("parallel") if option.name in _FURTHER)
     return {option.name: option for option in (*section_options("accelerator"), *further)}
+
+
+def _logging_options() -> dict[str, Option]:
+    """Return the options of loggers, which are loaded for a session that names one."""
+    return {
+        one.name: one
+        for one in section_options("logging")
+        if one.name.startswith(_LOGGERS) and one.name not in _TRAINING_ONLY
+    }
 
 
 def _names(value: Any) -> tuple[str, ...]:

@@ -25,7 +25,12 @@ from lmcore.contract.probe import Probe
 from lmcore.plugin.known_packages import GROUP
 from lmcore.plugin.load import distribution_of, load, probe_as_json, record_of
 from lmcore.plugin.record import CPU, PluginRecord, PluginSet, PluginState
-from lmcore.plugin.registrations import register_engines, register_families, register_formats
+from lmcore.plugin.registrations import (
+    register_engines,
+    register_families,
+    register_formats,
+    register_loggers,
+)
 
 if TYPE_CHECKING:
     from lmcore.plugin.isolation.fork_trial import Attempt, Trial
@@ -141,6 +146,7 @@ def discover(
     register_families(found)
     register_formats(found)
     register_engines(found)
+    register_loggers(found)
     if not probe:
         return found
     return PluginSet(

@@ -22,6 +22,7 @@ from lmcore.contract.registry import (
     EngineRegistry,
     FamilyRegistry,
     FormatRegistry,
+    LoggerRegistry,
     OptionRegistry,
     PluginCorpus,
     PluginTask,
@@ -49,6 +50,7 @@ __all__ = [
     "register_engines",
     "register_families",
     "register_formats",
+    "register_loggers",
     "registered_types",
 ]
 
@@ -256,6 +258,18 @@ def register_engines(plugins: PluginSet) -> None:
     _keep(hook, registry, _records(plugins, hook, EngineRegistry, registry))
 
 
+def register_loggers(plugins: PluginSet) -> None:
+    """Add the loggers of the usable plugins to the registry, as `register_families`."""
+    hook = "lmcore_add_loggers"
+    if not _is_used(hook, plugins):
+        return
+    from lmcore.model.run_logger import run_loggers
+
+    registry = run_loggers()
+    _forget(hook, registry)
+    _keep(hook, registry, _records(plugins, hook, LoggerRegistry, registry))
+
+
 def _forget(hook: str, registry: dict[str, T]) -> None:
     """Remove the records that plugins added by a hook."""
     for name in _added.pop(hook, ()):
@@ -298,7 +312,7 @@ def _guarded(one: CheckpointFormat, record: PluginRecord) -> CheckpointFormat:
 
 
 def plugins_records() -> frozenset[str]:
-    """Return the names of the families, formats and engines that plugins added in this process."""
+    """Return the names of families, formats, engines and loggers that plugins added here."""
     return frozenset(name for names in _added.values() for name in names)
 
 

@@ -18,6 +18,7 @@ from lmcore.cli.main import main
 from lmcore.cli.plugin_commands import find_commands
 from lmcore.cli.run import _split
 from lmcore.config.foreign import megatron
+from lmcore.config.foreign.convert import PLACES, convert_flags
 from lmcore.config.foreign.evaluate import evaluate_flags
 from lmcore.config.foreign.generate import GivenModel
 
@@ -112,6 +113,8 @@ def flags_of(command: list[str], shown: str) -> set[str]:
     flags = set(re.findall(r"--[a-z][a-z0-9-]*", help_text(*command).replace("[no-]", "")))
     if command == ["train"]:
         flags |= {*megatron.RENAMED, *megatron.FIXED}
+    if command == ["checkpoint", "convert"]:
+        flags |= {*convert_flags(()), *PLACES}
     if command == ["evaluate"] and re.search(r"--task [A-Z]", shown):
         flags |= {*evaluate_flags((), GivenModel())}
     return flags

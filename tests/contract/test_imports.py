@@ -28,6 +28,7 @@ PLUGINS = {
 LAYERS = [
     ["cli"],
     ["library", "train", "retrieval"],
+    ["logger"],
     ["evaluation"],
     ["generation"],
     ["inference"],

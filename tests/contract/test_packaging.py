@@ -60,8 +60,11 @@ def test_own_distribution_is_pinned(folder: str) -> None:
 
 @pytest.mark.parametrize("folder", DISTRIBUTIONS)
 def test_every_requirement_is_pinned(folder: str) -> None:
-    """Each requirement of any environment is pinned in constraints.txt."""
-    assert requirements(folder) - set(pins()) == set()
+    """Each requirement of any environment is pinned in constraints.txt, loggers of runs excepted.
+
+    MLflow wants older packages than the pins, so that `tox -e loggers` resolves its packages alone.
+    """
+    assert requirements(folder) - set(pins()) - {"codecarbon", "mlflow", "wandb"} == set()
 
 
 def test_checkpoints_of_deepspeed_need_no_deepspeed() -> None:

@@ -138,6 +138,13 @@ CHANGES: Mapping[str, tuple[str, str]] = {
     "tensorboard_log_interval": ("gpt", "--tensorboard-log-interval 2"),
     "tensorboard_queue_size": ("gpt", "--tensorboard-queue-size 1"),
     "tensorboard_tags": ("gpt", "--tensorboard-tags megatron"),
+    **dict.fromkeys(
+        (
+            *("wandb_project", "wandb_entity", "wandb_exp_name", "wandb_save_dir"),
+            *("mlflow_experiment", "mlflow_tracking_uri", "codecarbon_dir", "codecarbon_country"),
+        ),
+        ("gpt", "--wandb-project p --mlflow-experiment e --codecarbon-dir {folder}/energy"),
+    ),
     "profile": ("gpt", "--profile --profile-step-start 3 --profile-step-end 5"),
     "profile_step_start": ("profile", "--profile-step-start 4"),
     "profile_step_end": ("profile", "--profile-step-end 4"),

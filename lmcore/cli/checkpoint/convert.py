@@ -13,8 +13,9 @@ from lmcore.base.errors import ConfigError, counted, printable
 from lmcore.base.signals import clean_termination
 from lmcore.cli.selection import find_plugins
 from lmcore.cli.text.terminal import size_text
-from lmcore.config.option import REQUIRED, option
-from lmcore.config.options.command_line import parse_section
+from lmcore.config.foreign.convert import convert_flags, tool_arguments
+from lmcore.config.option import REQUIRED, option, options_of
+from lmcore.config.options.command_line import parse_section, wants_help
 from lmcore.config.section.accelerator import plugin_off_option
 from lmcore.config.section.tokenizer import TokenizerSection
 from lmcore.config.tokenizer import TokenizerSettings, example_flags
@@ -35,6 +36,7 @@ At most two tensors at a time are in memory, and for the comparison of logits on
 new directory, which appears when it is complete.
 
   lmcore checkpoint convert runs/my-run my-model --to huggingface --dtype bfloat16
+  lmcore checkpoint convert --load-dir megatron --save-dir divided --target-tensor-parallel-size 2
   lmcore checkpoint convert downloads/Llama-3.2-1B runs/llama --to lmcore
   lmcore checkpoint convert runs/my-run for-megatron --to megatron --tensor-model-parallel-size 2"""
 
@@ -121,11 +123,15 @@ class ConvertSection(TokenizerSection):
 
 def run(argv: list[str]) -> int:
     """Run `lmcore checkpoint convert` and return the exit status."""
+    own = {flag for one in options_of(ConvertSection) for flag in one.flags}
+    if not wants_help(argv):
+        argv = tool_arguments(argv)
     section = parse_section(
         ConvertSection,
         argv,
         command="lmcore checkpoint convert",
         positionals=("source", "target"),
+        foreign=convert_flags(own),
         epilog=_EPILOG,
     )
     if section.to == "lmcore" and section.dtype != "float32":

@@ -10,7 +10,14 @@ from dataclasses import dataclass
 from lmcore.base.errors import ConfigError
 from lmcore.config.foreign.shell import ShellScript
 
-__all__ = ["TrainingCommand", "is_program", "training_command"]
+__all__ = [
+    "OtherProgram",
+    "TrainingCommand",
+    "is_program",
+    "other_programs",
+    "training_command",
+    "trains",
+]
 
 _FAMILIES = {
     "pretrain_bert": "bert",
@@ -30,11 +37,21 @@ _OTHER_PROGRAMS: Mapping[str, str] = {
     "generate_samples_gpt.py": "lmcore generate",
     "generate_samples_gpt2.py": "lmcore generate",
     "text_generation_cli.py": "lmcore ask",
-    "checkpoint_util.py": "lmcore checkpoint convert",
-    "merge_mp_partitions.py": "lmcore checkpoint convert",
+    **dict.fromkeys(
+        (
+            *("checkpoint_util.py", "merge_mp_partitions.py", "deepspeed_to_megatron.py"),
+            *("deepspeed_to_transformers.py", "hf2megads_weight_converter.py", "zero_to_fp32.py"),
+        ),
+        "lmcore checkpoint convert",
+    ),
 }
-"""Programs beside training whose command lines the named command takes, or replaces."""
-_TASKS = "tasks/main.py"
+"""Programs beside training, by file name, with the command that replaces each."""
+_BY_PATH: Mapping[str, str] = {
+    "tasks/main.py": "lmcore evaluate",
+    "checkpoint/convert.py": "lmcore checkpoint convert",
+    "checkpoint/util.py": "lmcore checkpoint convert",
+}
+"""The same, by the end of their path."""
 _OUTER = frozenset({"srun", "mpiexec", "mpirun", "aprun"})
 _LAUNCHERS = _OUTER | {"torchrun", "deepspeed"}
 _MODULES = frozenset({"torch.distributed.launch", "torch.distributed.run"})
@@ -88,6 +105,47 @@ class TrainingCommand:
         return shlex.join([*words, *(["-m"] if "torchrun" in names else [])]) + f" {command}"
 
 
+@dataclass(frozen=True)
+class OtherProgram:
+    """Command of a script that runs a program beside training.
+
+    Attributes:
+        program: Name of the program's file.
+        command: Command of lmcore that replaces it.
+        flags: Arguments of the program.
+    """
+
+    program: str
+    command: str
+    flags: Sequence[str]
+
+
+def _other_command(word: str) -> str | None:
+    """Return the command of lmcore for a word that is the path of a program; None if it is not."""
+    by_path = next((command for end, command in _BY_PATH.items() if word.endswith(end)), None)
+    return by_path or _OTHER_PROGRAMS.get(word.rpartition("/")[2])
+
+
+def other_programs(script: ShellScript) -> list[OtherProgram]:
+    """Return the commands of a script that run a program beside training, each once, in order."""
+    found: list[OtherProgram] = []
+    for words in script.commands:
+        for number, word in enumerate(words):
+            command = _other_command(word)
+            if command is not None:
+                program = word.rpartition("/")[2]
+                one = OtherProgram(program, command, words[number + 1 :])
+                found += [] if one in found else [one]
+                break
+    return found
+
+
+def trains(script: ShellScript) -> bool:
+    """Return True if a command of the script is a program that trains a model, also of others."""
+    names = (word.rpartition("/")[2] for words in script.commands for word in words)
+    return any(_OTHER_MODELS.fullmatch(name) for name in names)
+
+
 def is_program(word: str) -> bool:
     """Return True for the first word of a command that is given in place of a script."""
     name = word.rpartition("/")[2]
@@ -108,10 +166,9 @@ def training_command(script: ShellScript) -> TrainingCommand:
     for words in script.commands:
         for number, word in enumerate(words):
             name = word.rpartition("/")[2]
-            if word.endswith(_TASKS):
-                others.append(f"`{word}` is `lmcore evaluate` here, with its flags")
-            elif name in _OTHER_PROGRAMS:
-                others.append(f"`{name}` is `{_OTHER_PROGRAMS[name]}` here")
+            command = _other_command(word)
+            if command is not None:
+                others.append(f"`{name}` is `{command}` here")
             elif _TRAINS.fullmatch(name):
                 found.append(TrainingCommand(words[:number], name, words[number + 1 :]))
             elif _OTHER_MODELS.fullmatch(name):

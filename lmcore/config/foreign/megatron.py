@@ -162,9 +162,6 @@ _KERNELS = Fixed("each op uses the device's kernel of highest priority; `--ops` 
 _EVERY_CHUNK = "leave it out: an index has every chunk, and reads them shard by shard"
 _BUCKETS = Fixed("gradients are reduced in buckets, which the engine sets")
 _EVENTS = Fixed("TensorBoard records the metrics of metrics.jsonl")
-_NO_TRACKER = Fixed(
-    "nothing is sent to Weights & Biases: the run directory has metrics.jsonl and TensorBoard", None
-)
 _SIGNALS = Fixed("SIGTERM, SIGINT, SIGHUP, SIGUSR1 and SIGUSR2 save a checkpoint and exit")
 _NATIVE = "with `--engine native`, not with DeepSpeed"
 
@@ -197,6 +194,16 @@ FIXED: Mapping[str, Fixed] = {
     "--zero-reduce-scatter": _BUCKETS,
     "--zero-contigious-gradients": _BUCKETS,
     "--overlap-grad-reduce": Fixed("gradient reduction overlaps with backward"),
+    **dict.fromkeys(
+        (
+            *("--overlap-param-gather", "--overlap-param-gather-with-optimizer-step"),
+            *("--overlap-p2p-communication", "--no-overlap-p2p-communication"),
+            *("--overlap-p2p-communication-warmup-flush", "--overlap-cpu-optimizer-d2h-h2d"),
+            *("--tp-comm-overlap", "--tp-comm-overlap-rs-dgrad"),
+        ),
+        Fixed("collectives follow from the layout, and overlap where they can"),
+    ),
+    "--tp-comm-overlap-cfg": Fixed("collectives overlap where they can", None),
     "--accumulate-allreduce-grads-in-fp32": Fixed(
         "gradients are accumulated and all-reduced in fp32"
     ),
@@ -251,10 +258,6 @@ FIXED: Mapping[str, Fixed] = {
         "TensorBoard records step time and data wait; `--profile` times the parts of a step"
     ),
     "--log-optimizer-states-to-tensorboard": Fixed("optimizer states are not recorded"),
-    "--wandb-entity": _NO_TRACKER,
-    "--wandb-project": _NO_TRACKER,
-    "--wandb-exp-name": _NO_TRACKER,
-    "--wandb-save-dir": _NO_TRACKER,
     "--log-batch-size-to-tensorboard": _EVENTS,
     "--log-learning-rate-to-tensorboard": _EVENTS,
     "--log-validation-ppl-to-tensorboard": _EVENTS,
@@ -339,6 +342,10 @@ UNSUPPORTED: Mapping[str, str] = {
     **_all(_ENGINE_FILE, "--deepscale-config"),
     **_all("use `--global-batch-size N`", "--num-microbatches-in-minibatch"),
     **_all(
+        "use `--rampup-batch-size START INCREMENT SAMPLES`, which grows the batch in equal steps",
+        "--step-batch-size-schedule",
+    ),
+    **_all(
         "leave it out, and use a batch size that is divisible", "--decrease-batch-size-if-needed"
     ),
     **_all("leave it out: rotary embeddings pair channel i with i + half", "--rotary-interleaved"),
@@ -412,6 +419,9 @@ PREPARE_RENAMED: Mapping[str, Renamed] = {
 PREPARE_FIXED: Mapping[str, Fixed] = {
     "--chunk-size": Fixed("workers get 1 MiB of input at a time", None),
     "--keep-sequential-samples": Fixed("documents keep the order of the input"),
+    "--make-vocab-size-divisible-by": Fixed("a model's vocabulary is padded in training", None),
+    "--pad-vocab-size-to": Fixed("a model's vocabulary is padded in training", None),
+    "--seq-length": Fixed("documents keep their length; training cuts samples", None),
     **_TOKENIZER_FIXED,
 }
 

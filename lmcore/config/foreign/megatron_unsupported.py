@@ -229,7 +229,7 @@ _NAMES: Mapping[str, str] = {
     """,
     _LOGGED: """
         app-tag-run-name app-tag-run-version check-for-large-grads check-for-spiky-loss
-        codecarbon-dir disable-straggler-on-startup dump-param-to-param-group-map
+        disable-straggler-on-startup dump-param-to-param-group-map
         log-device-memory-used log-energy log-level log-level-replica log-max-attention-logit
         log-memory-interval log-memory-to-tensorboard log-num-zeros-in-grad log-params-norm log-path
         log-progress log-straggler log-world-size-to-tensorboard no-barrier-with-level-1-timing
@@ -286,16 +286,13 @@ _NAMES: Mapping[str, str] = {
         microbatch-group-size-per-virtual-pipeline-stage nccl-all-reduce-for-prefill
         nccl-communicator-config-path no-align-grad-reduce no-align-param-gather
         no-flight-recorder-dump-on-timeout no-flight-recorder-extra-dump-on-exec
-        no-flight-recorder-include-only-active no-overlap-p2p-communication
+        no-flight-recorder-include-only-active
         no-strict-fsdp-dtensor-load no-tp-comm-bulk-dgrad no-tp-comm-bulk-wgrad
         no-tp-comm-overlap-ag no-tp-comm-overlap-rs no-tp-comm-split-ag no-tp-comm-split-rs
-        outer-dp-sharding-strategy overlap-cpu-optimizer-d2h-h2d overlap-p2p-communication
-        overlap-p2p-communication-warmup-flush overlap-param-gather
-        overlap-param-gather-with-optimizer-step overlapping-eval
+        outer-dp-sharding-strategy overlapping-eval
         pipeline-model-parallel-comm-backend sharp-enabled-group suggested-communication-unit-size
         symmetric-ar-type torch-fsdp2-no-reshard-after-forward tp-comm-bootstrap-backend
-        tp-comm-overlap tp-comm-overlap-cfg tp-comm-overlap-rs-dgrad use-nccl-ub
-        use-ring-exchange-p2p use-sharp
+        use-nccl-ub use-ring-exchange-p2p use-sharp
     """,
     _SHARDED: """
         use-megatron-fsdp use-torch-fsdp2
@@ -323,7 +320,7 @@ _NAMES: Mapping[str, str] = {
     _SCHEDULE: """
         decoupled-lr decoupled-min-lr lion-beta1 lion-beta2 lr-finder lr-warmup-init
         muon-coefficient-type muon-scalar-optimizer muon-use-syrk muonclip-alpha muonclip-t
-        no-weight-decay-cond-type step-batch-size-schedule weight-decay-incr-style
+        no-weight-decay-cond-type weight-decay-incr-style
     """,
     _CONSTANT: """
         constant-lr

@@ -1,4 +1,4 @@
-"""Section `logging`: progress, metrics and TensorBoard."""
+"""Section `logging`: progress, metrics, and loggers such as TensorBoard."""
 
 from __future__ import annotations
 
@@ -6,8 +6,15 @@ from dataclasses import dataclass
 
 from lmcore.config.need import Need, setting
 from lmcore.config.option import FREE, OUTPUT_PATH, option
+from lmcore.model.run_logger import run_loggers
 
 _TENSORBOARD = setting("--tensorboard")
+_LOGGER = Need(
+    "a logger, such as `--tensorboard`",
+    lambda run: any(one.wanted(run.config) for one in run_loggers().values()),
+)
+_WANDB = setting("--wandb-project")
+_MLFLOW = setting("--mlflow-experiment")
 _OWN_DIRECTORY = Need(
     "a run directory without `--save`",
     lambda run: run.config.checkpoint.save is None,
@@ -17,7 +24,7 @@ _OWN_DIRECTORY = Need(
 
 @dataclass(frozen=True)
 class LoggingSection:
-    """Progress, metrics and TensorBoard."""
+    """Progress, metrics, TensorBoard and other loggers."""
 
     name: str | None = option(
         None,
@@ -42,15 +49,19 @@ class LoggingSection:
         paths=OUTPUT_PATH,
     )
     tensorboard_log_interval: int = option(
-        1, "Steps between TensorBoard events.", minimum=1, on_resume=FREE, needs=_TENSORBOARD
+        1,
+        "Steps between rows of TensorBoard and the other loggers.",
+        minimum=1,
+        on_resume=FREE,
+        needs=_LOGGER,
     )
     tensorboard_tags: str = option(
         "lmcore",
-        "Names of TensorBoard's scalars: lmcore's, or Megatron-LM's, such as `lm loss` and "
-        "`learning-rate vs samples`.",
+        "Names of the numbers at TensorBoard and the other loggers: lmcore's, or Megatron-LM's, "
+        "such as `lm loss` and, at TensorBoard, `learning-rate vs samples`.",
         choices=("lmcore", "megatron"),
         on_resume=FREE,
-        needs=_TENSORBOARD,
+        needs=_LOGGER,
     )
     tensorboard_queue_size: int = option(
         1000,
@@ -58,4 +69,58 @@ class LoggingSection:
         minimum=1,
         on_resume=FREE,
         needs=_TENSORBOARD,
+    )
+    wandb_project: str | None = option(
+        None,
+        "Project of Weights & Biases that the run is logged to (of `lmcore[wandb]`); "
+        "`WANDB_MODE=offline` logs to files.",
+        on_resume=FREE,
+    )
+    wandb_entity: str | None = option(
+        None,
+        "User or team of the Weights & Biases project; default: the account's own.",
+        on_resume=FREE,
+        needs=_WANDB,
+    )
+    wandb_exp_name: str | None = option(
+        None,
+        "Name of the run at Weights & Biases; default: the name of the run directory.",
+        on_resume=FREE,
+        needs=_WANDB,
+    )
+    wandb_save_dir: str | None = option(
+        None,
+        "Directory of Weights & Biases' local files; default: the run directory.",
+        metavar="DIR",
+        on_resume=FREE,
+        needs=_WANDB,
+        paths=OUTPUT_PATH,
+    )
+    mlflow_experiment: str | None = option(
+        None,
+        "Experiment of MLflow that the run is logged to (of `lmcore[mlflow]`).",
+        on_resume=FREE,
+    )
+    mlflow_tracking_uri: str | None = option(
+        None,
+        "MLflow server or store; default: `MLFLOW_TRACKING_URI`, else mlflow.db in the run "
+        "directory.",
+        metavar="URI",
+        on_resume=FREE,
+        needs=_MLFLOW,
+    )
+    codecarbon_dir: str | None = option(
+        None,
+        "Directory of CodeCarbon's emissions.csv, with energy in kWh and CO2 in kg (of "
+        "`lmcore[codecarbon]`).",
+        metavar="DIR",
+        on_resume=FREE,
+        paths=OUTPUT_PATH,
+    )
+    codecarbon_country: str | None = option(
+        None,
+        "Country whose electricity CodeCarbon assumes, by three letters such as FRA; default: the "
+        "mean of the world.",
+        on_resume=FREE,
+        needs=setting("--codecarbon-dir"),
     )

@@ -1,7 +1,7 @@
 """`RunReport`: everything that only observes a run, from its start to its summary.
 
-It owns the run directory, the display, `metrics.jsonl`, TensorBoard events, the profile and the
-plugins' run hooks.  Rank 0 writes files and shows lines; the other ranks profile and call hooks.
+It owns the run directory, the display, `metrics.jsonl`, the loggers, the profile and the plugins'
+run hooks.  Rank 0 writes files and shows lines; the other ranks profile and call hooks.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import contextlib
 import functools
 import logging
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -21,6 +20,8 @@ from lmcore.config.continued import continue_command
 from lmcore.config.file.run_file import write_run_file
 from lmcore.config.rules.needs import note_without_effect
 from lmcore.data.tokenizer.saved import save_tokenizer
+from lmcore.logger.run_loggers import RunLoggers
+from lmcore.model.run_logger import LoggedRun
 from lmcore.optim.loss_scale import DynamicLossScale
 from lmcore.plugin import run_end, run_start
 from lmcore.runtime.launch.worker_protocol import failure_status, launch_info, name_summary
@@ -28,14 +29,16 @@ from lmcore.train.diagnose.non_finite import NonFiniteError
 from lmcore.train.diagnose.replica_drift import ReplicaDriftError
 from lmcore.train.report.announcement import announcement, header_lines
 from lmcore.train.report.compilation_watch import CompilationWatch
-from lmcore.train.report.display import Display, PlainDisplay, SilentDisplay, duration
-from lmcore.train.report.metrics import MetricsFile, TensorBoard
+from lmcore.train.report.display import Display, duration
+from lmcore.train.report.display_choice import open_display
+from lmcore.train.report.metrics import MetricsFile
 from lmcore.train.report.profiler import Profile
 from lmcore.train.report.run_directory import RunDirectory, plugins_of_run
 from lmcore.train.report.run_result import UNTRAINED, RunResult
 from lmcore.train.report.sample import can_generate, take_sample
 from lmcore.train.report.speed import Speed
 from lmcore.train.report.startup_clock import PhaseClock
+from lmcore.train.report.step_metrics import step_metrics
 from lmcore.train.resume.ended import ResumeHint, finished_summary
 from lmcore.train.resume.validation_history import ValidationHistory
 
@@ -51,7 +54,7 @@ if TYPE_CHECKING:
     from lmcore.train.task_scores import TaskScores
     from lmcore.train.validation import Validation
 
-__all__ = ["RunReport", "open_display", "open_report"]
+__all__ = ["RunReport", "open_report"]
 
 logger = logging.getLogger(__name__)
 
@@ -81,22 +84,9 @@ def open_report(
         directory = RunDirectory.of_run(plan, runtime, stack)
         display = open_display(plan.config.logging.progress if runtime.rank.rank == 0 else "none")
         stack.callback(display.close)
-        yield RunReport(plan, runtime, plugins, directory, display, clock)
-
-
-def open_display(kind: str) -> Display:
-    """Return the display that `--progress` names; "auto" is live on a terminal.
-
-    Args:
-        kind: "auto", "live", "plain" or "none".
-    """
-    if kind == "none":
-        return SilentDisplay()
-    if kind == "plain" or (kind == "auto" and not sys.stderr.isatty()):
-        return PlainDisplay()
-    from lmcore.train.report.live_display import LiveDisplay
-
-    return LiveDisplay()
+        report = RunReport(plan, runtime, plugins, directory, display, clock)
+        stack.callback(report.close_loggers)
+        yield report
 
 
 class RunReport:
@@ -154,7 +144,7 @@ class RunReport:
         self.record: StepRecord | None = None
         self.validation: tuple[int, Validation] | None = None
         self.scores: tuple[int, TaskScores] | None = None
-        self._task_seconds = 0.0
+        self._task_seconds, self._failure = 0.0, "failed"
         self.untrained = False
         self._began = time.monotonic()
         self._finished: dict[str, Any] | None = None  # summary of a run that was finished before
@@ -164,7 +154,7 @@ class RunReport:
         self._describe: Callable[[], None] = lambda: None
         self._metrics: MetricsFile | None = None
         self._looked = 0.0  # when the directory was last seen in its place
-        self._writers: list[MetricsFile | TensorBoard] = []
+        self._loggers: RunLoggers | None = None
 
     @property
     def status(self) -> str:
@@ -211,7 +201,7 @@ class RunReport:
         self.clock.mark("model")
 
         def fail(error: BaseException) -> str:
-            status = failure_status(error)
+            status = self._failure = failure_status(error)
             self._write_failure(state, status)
             self._name_continuation(error, hint)
             return status
@@ -286,23 +276,20 @@ class RunReport:
 
     @contextlib.contextmanager
     def recording(self, *, after_step: int) -> Iterator[None]:
-        """Open metrics file, TensorBoard events and profile within the context.
+        """Open metrics file and profile within the context, and loggers until the report's end.
 
         Args:
             after_step: Number of steps done; rows of later steps are removed from the file.
         """
-        settings, device = self.plan.config.logging, self.runtime.device
+        device = self.runtime.device
         with contextlib.ExitStack() as stack:
             if self.is_main_rank and self._finished is None:
                 metrics = MetricsFile(self.directory.metrics, after_step=after_step)
-                self._metrics = metrics
-                self._writers.append(stack.enter_context(metrics))
+                self._metrics = stack.enter_context(metrics)
                 self._last_row = metrics.last_row
-                if settings.tensorboard:
-                    folder = Path(settings.tensorboard_dir or self.directory.path / "tensorboard")
-                    tensorboard = TensorBoard(folder, settings)
-                    stack.callback(tensorboard.close)
-                    self._writers.append(tensorboard)
+                path, settings = self.directory.path, self.plan.to_dict()["config"]
+                name, config = path.resolve().name, self.plan.config
+                self._loggers = RunLoggers(LoggedRun(path, name, config, settings, after_step))
                 # On rank 0 only: the peak may have to be measured.
                 if device.peak_flops:
                     peak = device.peak_flops(self.runtime.precision.compute)
@@ -346,8 +333,7 @@ class RunReport:
         self.record = record
         if time.monotonic() > self._looked + _LOOK_SECONDS:
             self._keep_directory()
-        for writer in self._writers:
-            writer.write(record)
+        self._write(record)
         progress = self._speed.progress(record)
         self.compilation.show(record, with_line=progress.ends_line)
         self.display.step(record, progress)
@@ -355,6 +341,25 @@ class RunReport:
             self.display.validation(record.step, validation)
         if scores is not None:
             self.display.tasks(record.step, scores)
+
+    def _write(self, record: StepRecord) -> None:
+        """Write the row of a step, and log it at the interval and with validation and scores."""
+        if self._metrics is None or self._loggers is None:
+            return
+        self._metrics.write(record)
+        settings = self.plan.config.logging
+        due = record.step % settings.tensorboard_log_interval == 0
+        if due or record.valid_loss is not None or record.tasks:
+            self._loggers.log(step_metrics(record, settings.tensorboard_tags))
+
+    def close_loggers(self, status: str | None = None) -> dict[str, dict[str, float]]:
+        """Close the loggers, if they are open; return their numbers for the summary.
+
+        Args:
+            status: "completed", or the reason for its end; None: it failed.
+        """
+        loggers, self._loggers = self._loggers, None
+        return {} if loggers is None else loggers.close(status or self._failure)
 
     def end_steps(self) -> None:
         """Show a training line of the steps since the last one, if the run ended between two."""
@@ -388,9 +393,8 @@ class RunReport:
         self.directory.create_again()
         self._describe()
         self._metrics.write_again()
-        for writer in self._writers:
-            if isinstance(writer, TensorBoard):
-                writer.close()  # the next event opens a new file
+        if self._loggers is not None:
+            self._loggers.directory_lost()
 
     def test_result(self, step: int, test: Validation | None) -> None:
         """Show the evaluation of the test set after *step*, if there was one."""
@@ -433,7 +437,12 @@ class RunReport:
                     sample = take_sample(engine, datasets, self.plan, self.runtime, checkpoint)
                 if sample is not None:
                     summary["sample"] = {"prompt": sample.prompt, "text": sample.text}
+                    if self._loggers is not None:
+                        text = sample.prompt + sample.text
+                        self._loggers.text("sample", text, engine.state.iteration)
             finally:
+                if numbers := self.close_loggers(self.status):
+                    summary["loggers"] = numbers
                 # Once: a run that is killed between two writes would end without its sample.
                 self.directory.write_json("summary.json", summary)
         return result(summary, sample, generates, self._continue_command(engine.state.iteration))

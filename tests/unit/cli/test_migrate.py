@@ -150,24 +150,18 @@ def test_the_program_names_the_family(
         (["none.sh"], "cannot read the script"),
         ([], "needs a script"),
         (["--set", "A"], "sets nothing"),
-        (["python", "tools/preprocess_data.py", "--input", "a"], "no command that trains"),
-        (["python", "tasks/main.py", "--task", "RACE"], "no command that trains"),
         (["python", "pretrain_mamba.py"], "no command that trains"),
     ],
 )
 def test_what_is_no_training_is_refused(
     words: list[str], what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Other programs are named with the command here."""
+    """A path that cannot be read, nothing at all, and models that are not trained here."""
     monkeypatch.chdir(tmp_path)
     if words[:1] == ["--set"]:
         words = [script(tmp_path), *words]
-    with pytest.raises(ConfigError, match=what) as caught:
+    with pytest.raises(ConfigError, match=what):
         run(words)
-    if "preprocess_data" in str(words):
-        assert "lmcore data prepare" in str(caught.value)
-    if "tasks/main.py" in words:
-        assert "lmcore evaluate" in str(caught.value)
 
 
 def test_two_trainings_are_refused(tmp_path: Path) -> None:

@@ -37,7 +37,9 @@ from lmcore.model.training_engine import engines
 
 SOURCE = Path(lmcore.__file__).parent / "config"
 # Their errors are about scripts, and about commands whose flags are no settings of a run.
-OF_OTHER_COMMANDS = {"evaluate.py", "launch_command.py", "shell.py", "shell_values.py"}
+OF_OTHER_COMMANDS = {
+    *("convert.py", "evaluate.py", "launch_command.py", "shell.py", "shell_values.py"),
+}
 RULES = [
     *(
         file

@@ -32,7 +32,8 @@ deepspeed_config device plugin_off precision recompute ops strict_ops determinis
 flush_subnormals
 engine tensor_model_parallel_size pipeline_model_parallel_size context_parallel_size
 nproc_per_node
-log_interval progress tensorboard profile task eval_tasks
+log_interval progress tensorboard wandb_project mlflow_experiment codecarbon_dir
+profile task eval_tasks
 """
 ALWAYS = frozenset(_ALWAYS.split())
 """Options that have an effect in every run."""
@@ -238,7 +239,10 @@ CASES = [
         "--no-tensorboard",
         "--tensorboard-dir DIR, --tensorboard-log-interval 5, --tensorboard-queue-size 5",
     ),
-    ("", "--no-tensorboard", "--tensorboard-tags megatron"),
+    ("--no-tensorboard --wandb-project p", "--no-tensorboard", "--tensorboard-tags megatron"),
+    ("--wandb-project p", "", "--wandb-entity team, --wandb-exp-name mine, --wandb-save-dir DIR"),
+    ("--mlflow-experiment e", "", "--mlflow-tracking-uri http://localhost:5000"),
+    ("--codecarbon-dir DIR", "", "--codecarbon-country FRA"),
     (
         "--profile",
         "",

@@ -169,7 +169,7 @@ def test_an_option_without_default_is_refused():
     [
         ("train", "iters", "`--train-iters`, which is taken: it is lmcore's"),
         ("no", "compile", "`--no-compile`, which is taken: it is lmcore's"),
-        ("wandb", "project", "`--wandb-project`, which is taken: it is Megatron's"),
+        ("rotary", "interleaved", "`--rotary-interleaved`, which is taken: it is Megatron's"),
         ("model", "depth", "the section `model` is lmcore's own"),
         ("preset", "depth", "the section `preset` is lmcore's own"),
         ("My Plugin", "depth", "small letters, digits and dashes"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -167,3 +168,27 @@ def test_more_tokens_than_rows(
     said = capsys.readouterr().err
     assert "has 258 ids; the model" in said
     assert "`model.resize_token_embeddings(258)`" in said
+
+
+def test_flags_of_the_conversion_tools(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A published command of `checkpoint_util.py` divides Megatron's files, another joins them.
+
+    One line names the directories; the files have the layout of the flags, and equal weights.
+    """
+    one, two, back = tmp_path / "one", tmp_path / "two", tmp_path / "back"
+    state = RandomState(replace(GPT2, num_attention_heads=4, num_query_groups=4, head_dim=6))
+    write_megatron(state, one, None)
+    tool = ["--model-type", "GPT", "--loader", "megatron", "--saver", "megatron"]
+    tool += ["--load-dir", str(one), "--save-dir", str(two), "--megatron-path", "/none"]
+    tool += ["--target-tensor-parallel-size", "2", "--target_pipeline_parallel_size=2"]
+    assert main(["checkpoint", "convert", *tool]) == 0
+    err = capsys.readouterr().err
+    assert err.count(f"`--load-dir {one}` -> SOURCE, `--save-dir {two}` -> TARGET") == 1
+    assert "warning" not in err
+    ranks = sorted(path.parent.name for path in two.glob("*/mp_rank_*/*.pt"))
+    assert ranks == [f"mp_rank_0{tensor}_00{stage}" for tensor in (0, 1) for stage in (0, 1)]
+    assert main(["checkpoint", "convert", "--load-dir", str(two), "--save-dir", str(back)]) == 0
+    assert [path.parent.name for path in back.glob("*/mp_rank_*/*.pt")] == ["mp_rank_00"]
+    run = tmp_path / "run"
+    assert main(["checkpoint", "convert", str(back), str(run), "--to", "lmcore"]) == 0
+    same_state(LmcoreState(run), state)

@@ -93,7 +93,8 @@ def test_the_hint_of_a_fixed_flag_leads_further(flag: str) -> None:
         ("--rotary-position-embeddings-theta 500000", "rotary_base", 500_000),
         ("--deterministic-mode", "deterministic", True),
         ("--no-pipeline-parallel", "pipeline_model_parallel_size", 1),
-        ("--wandb-entity team", "tensorboard", True),
+        ("--wandb-project poems --wandb-entity team", "wandb_entity", "team"),
+        ("--codecarbon-dir energy", "codecarbon_dir", "energy"),
         ("--zero-reduce-bucket-size 5e8", "zero_stage", None),
     ],
 )
@@ -271,7 +272,7 @@ def test_published_llama() -> None:
 def test_tables_of_data_preparation() -> None:
     """`lmcore data prepare` knows the names of the preparing scripts."""
     assert prepare_flags()["--json-key"].replacement == "--json-keys"
-    assert set(prepare_flags()) <= set(train_flags()) | {"--vocab"}
+    assert set(prepare_flags()) <= set(train_flags()) | own_flags() | {"--vocab"}
 
 
 def test_flags_of_the_preparing_scripts_that_change_nothing() -> None:

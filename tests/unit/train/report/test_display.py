@@ -14,10 +14,10 @@ from lmcore.train.report.display import (
     RunProgress,
     duration,
     evaluation_detail,
+    open_display,
     training_line,
 )
 from lmcore.train.report.live_display import LiveDisplay
-from lmcore.train.report.run_report import open_display
 from lmcore.train.step_record import StepRecord
 from lmcore.train.validation import Validation
 

@@ -1,21 +1,15 @@
-"""`metrics.jsonl` and TensorBoard events, written, cut short and read back."""
+"""`metrics.jsonl`, written, cut short and read back."""
 
 from __future__ import annotations
 
 import json
-import logging
-import struct
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tensorboardX.proto.event_pb2 import Event
-from tensorboardX.record_writer import masked_crc32c
 
 from lmcore.base.errors import RunError
-from lmcore.config.section import LoggingSection
-from lmcore.train.report.metrics import MetricsFile, TensorBoard
+from lmcore.train.report.metrics import MetricsFile
 from lmcore.train.step_record import StepRecord
 
 
@@ -217,136 +211,3 @@ def test_unwritable(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").mkdir()
     with pytest.raises(RunError, match=r"metrics.jsonl` cannot be written"):
         MetricsFile(tmp_path / "metrics.jsonl")
-
-
-def events(folder: Path) -> Iterator[Event]:
-    """Read every event of every file, checking lengths and checksums (the record format)."""
-    for path in sorted(folder.iterdir()):
-        data = path.read_bytes()
-        at = 0
-        while at < len(data):
-            header = data[at : at + 8]
-            (size,) = struct.unpack("<Q", header)
-            assert struct.unpack("<I", data[at + 8 : at + 12])[0] == masked_crc32c(header)
-            body = data[at + 12 : at + 12 + size]
-            crc = data[at + 12 + size : at + 16 + size]
-            assert struct.unpack("<I", crc)[0] == masked_crc32c(body)
-            yield Event.FromString(body)
-            at += 16 + size
-
-
-def scalars(folder: Path) -> dict[tuple[int, str], float]:
-    return {
-        (event.step, value.tag): value.simple_value
-        for event in events(folder)
-        for value in event.summary.value
-    }
-
-
-def test_tensorboard_events(tmp_path: Path) -> None:
-    """Every number of every row is an event under its tag, with its step."""
-    board = TensorBoard(tmp_path / "tb", LoggingSection())
-    for step in (1, 2):
-        board.write(row(step, mfu=0.5))
-    board.write(row(3, valid_loss=2.5, valid_perplexity=12.25))
-    board.close()
-    found = scalars(tmp_path / "tb")
-    assert found[2, "train/loss"] == 2.5
-    assert found[1, "train/learning_rate"] == pytest.approx(1e-3)
-    assert found[1, "train/global_batch_size"] == 8
-    assert found[1, "speed/mfu"] == 0.5
-    assert (3, "speed/mfu") not in found
-    assert found[3, "valid/loss"] == 2.5
-    assert found[3, "valid/perplexity"] == 12.25
-    assert {tag for _, tag in found} == {
-        *("train/loss", "train/grad_norm", "train/learning_rate", "train/loss_scale"),
-        *("speed/tokens_per_second", "speed/step_time_ms", "speed/data_wait_ms", "speed/mfu"),
-        *("valid/loss", "valid/perplexity"),
-        *("train/global_batch_size", "train/skipped_iterations"),
-    }
-
-
-def test_tensorboard_with_megatrons_tags(tmp_path: Path) -> None:
-    """Megatron-LM's names, by step and by consumed samples; the time of a step is in seconds."""
-    board = TensorBoard(tmp_path / "tb", LoggingSection(tensorboard_tags="megatron"))
-    board.write(row(2, mfu=0.5))
-    board.write(row(3, valid_loss=2.5, valid_perplexity=12.25))
-    board.close()
-    found, samples = scalars(tmp_path / "tb"), row(3).consumed_samples
-    assert found[2, "lm loss"] == 2.5
-    assert found[2, "iteration-time"] == pytest.approx(row(2).step_time_ms / 1e3)
-    assert found[3, "lm loss validation"] == found[samples, "lm loss validation vs samples"] == 2.5
-    assert found[samples, "learning-rate vs samples"] == found[3, "learning-rate"]
-    both = ("lm loss", "grad-norm", "learning-rate", "loss-scale", "batch-size")
-    both += ("lm loss validation", "lm loss validation ppl")
-    assert {tag for _, tag in found} == {
-        *both,
-        *(f"{tag} vs samples" for tag in both),
-        *("speed/tokens_per_second", "speed/step_time_ms", "speed/data_wait_ms", "speed/mfu"),
-        *("iteration-time", "train/skipped_iterations"),
-    }
-
-
-def test_tensorboard_interval(tmp_path: Path) -> None:
-    """Only every n-th step is written, and each one with a validation."""
-    board = TensorBoard(tmp_path / "tb", LoggingSection(tensorboard_log_interval=4))
-    for step in range(1, 10):
-        board.write(row(step, valid_loss=1.0 if step == 6 else None))
-    board.close()
-    assert {step for step, tag in scalars(tmp_path / "tb") if tag == "train/loss"} == {4, 6, 8}
-
-
-def test_tensorboard_is_current(tmp_path: Path) -> None:
-    """The first event, and a full queue, are on disk while the run continues."""
-    board = TensorBoard(tmp_path / "tb", LoggingSection(tensorboard_queue_size=3))
-    board.write(row(1))
-    assert len(scalars(tmp_path / "tb")) > 0
-    for step in (2, 3, 4):
-        board.write(row(step))
-    assert (4, "train/loss") in scalars(tmp_path / "tb")
-    board.close()
-
-
-def test_tensorboard_keeps_the_first_file(tmp_path: Path) -> None:
-    """A run resumed within a second adds a file and overwrites none."""
-    for step in (1, 2):
-        board = TensorBoard(tmp_path / "tb", LoggingSection())
-        board.write(row(step))
-        board.close()
-    assert {step for step, _ in scalars(tmp_path / "tb")} == {1, 2}
-
-
-def test_tensorboard_without_rows(tmp_path: Path) -> None:
-    """No row, no directory."""
-    TensorBoard(tmp_path / "tb", LoggingSection()).close()
-    assert not (tmp_path / "tb").exists()
-
-
-def test_tensorboard_on_a_full_disk(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Events that cannot be written end with one warning; the run continues."""
-    board = TensorBoard(tmp_path / "tb", LoggingSection(tensorboard_queue_size=1))
-    board.write(row(1))
-
-    def full() -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(board._writer, "flush", full)
-    with caplog.at_level(logging.WARNING):
-        for step in range(2, 9):
-            board.write(row(step))
-        board.close()
-    (record,) = caplog.records
-    assert "no more TensorBoard events" in record.message
-    assert "No space left on device" in record.message
-
-
-def test_tensorboard_directory_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A directory that cannot be made is warned about once."""
-    (tmp_path / "file").write_text("")
-    board = TensorBoard(tmp_path / "file/tb", LoggingSection())
-    for step in (1, 2):
-        board.write(row(step))
-    board.close()
-    assert len(caplog.records) == 1

@@ -20,6 +20,7 @@ from lmcore.contract.registry import (
     EngineRegistry,
     FamilyRegistry,
     FormatRegistry,
+    LoggerRegistry,
     OptionRegistry,
     TaskRegistry,
     TokenizerRegistry,
@@ -69,6 +70,7 @@ PUBLIC_MODULES: Mapping[str, tuple[str, ...]] = {
             EngineRegistry,
             FamilyRegistry,
             FormatRegistry,
+            LoggerRegistry,
             OptionRegistry,
             TaskRegistry,
             TokenizerRegistry,
@@ -101,6 +103,7 @@ PUBLIC_MODULES: Mapping[str, tuple[str, ...]] = {
     ),
     "lmcore.model.parameters": ("Init", "ONES", "Parameter", "Split", "ZEROS"),
     "lmcore.model.shape": ("ModelShape",),
+    "lmcore.model.run_logger": ("LoggedRun", "OpenLogger", "RunLogger", "StepMetrics"),
     "lmcore.model.training_engine": ("Lack", "TrainingEngine"),
 }
 """The public names of each public module."""

@@ -19,6 +19,7 @@ from lmcore.contract.registry import (
     EngineRegistry,
     FamilyRegistry,
     FormatRegistry,
+    LoggerRegistry,
     TaskRegistry,
     TokenizerRegistry,
 )
@@ -179,6 +180,20 @@ def _engines(record: PluginRecord, taken: Taken) -> Iterator[Check]:
         yield _registered(hook, registry.found, "engines")
 
 
+def _loggers(record: PluginRecord, taken: Taken) -> Iterator[Check]:
+    """Check that each logger can be registered and loaded."""
+    hook = "lmcore_add_loggers"
+    registry = LoggerRegistry(record.label, _owned(taken.get("loggers", ())))
+    try:
+        call_hook(record, hook, registry=registry)
+        for logger in registry.found.values():
+            logger.load()
+    except LmcoreError as error:
+        yield _failed(hook, _message(error))
+    else:
+        yield _registered(hook, registry.found, "loggers")
+
+
 def _tasks(record: PluginRecord, taken: Taken) -> Iterator[Check]:
     """Check that each task can be registered and loaded, and has metrics that there are."""
     from lmcore.evaluation.plugin_tasks import load_task
@@ -215,6 +230,7 @@ def reserved_names() -> dict[str, list[str]]:
     from lmcore.evaluation.tasks import TASKS
     from lmcore.model.checkpoint_format import formats
     from lmcore.model.family import families
+    from lmcore.model.run_logger import run_loggers
     from lmcore.model.training_engine import engines
 
     added = plugins_records()  # by plugins that this process has found
@@ -225,6 +241,7 @@ def reserved_names() -> dict[str, list[str]]:
         "tokenizers": list(tokenizer_types()),
         "tasks": [task.name for task in TASKS],
         "engines": [name for name in engines() if name not in added],
+        "loggers": [name for name in run_loggers() if name not in added],
         "formats": [name for name in formats() if name not in added],
         "families": [one.key for name, one in families().items() if name not in added],
     }
@@ -255,5 +272,6 @@ REGISTRATION_CHECKS: Mapping[str, Callable[[PluginRecord, Taken], Iterator[Check
     "lmcore_add_families": _families,
     "lmcore_add_formats": _formats,
     "lmcore_add_engines": _engines,
+    "lmcore_add_loggers": _loggers,
     "lmcore_add_tasks": _tasks,
 }

@@ -1,0 +1,1 @@
+"""Parts of `lmcore migrate`: the table of flags, and programs beside training."""

@@ -1,0 +1,185 @@
+"""Programs beside training in a launch script, as command lines of lmcore with a table of flags.
+
+Preparation and merging of data, evaluation, generation, the server, and conversion of checkpoints.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from lmcore.base.errors import ConfigError
+from lmcore.cli.migration.flag_table import LEFT, SAME, FlagRow, flag_groups, flag_rows
+from lmcore.config.foreign.convert import (
+    PLACES,
+    convert_flags,
+    names_target_layout,
+    tool_arguments,
+)
+from lmcore.config.foreign.evaluate import evaluate_flags, upstream_arguments
+from lmcore.config.foreign.generate import GivenModel, generate_flags, serve_flags
+from lmcore.config.foreign.launch_command import OtherProgram
+from lmcore.config.foreign.megatron_flags import merge_flags, prepare_flags
+from lmcore.config.option import Option, options_of
+from lmcore.config.options.flags import ForeignFlag
+
+__all__ = ["MigratedProgram", "migrate_program"]
+
+_SERVER_FLAGS = ("--load", "--port", "--host", "--max-tokens-to-oom")
+"""Flags of `lmcore serve`, of another package, that Megatron's server has by the same name."""
+
+
+@dataclass(frozen=True)
+class MigratedProgram:
+    """A program of a script, and the command that replaces it.
+
+    Attributes:
+        program: Name of the program's file.
+        line: Command line of lmcore.
+        rows: Fate of each flag.
+        problem: Reason why the line is incomplete; empty if it is not.
+    """
+
+    program: str
+    line: str
+    rows: Sequence[FlagRow] = field(default_factory=tuple)
+    problem: str = ""
+
+
+@dataclass(frozen=True)
+class _Target:
+    """Command of lmcore with its options and the other program's flags.
+
+    Attributes:
+        options: Options of the command, by name.
+        foreign: Flags of the other program.
+        arguments: Function from the other program's arguments to those here, apart from flags that
+            are in `foreign`; None: the arguments themselves.
+        places: Flags that are no flag here, with words for what they are.
+    """
+
+    options: Mapping[str, Option]
+    foreign: Mapping[str, ForeignFlag]
+    arguments: Callable[[Sequence[str]], list[str]] | None = None
+    places: Mapping[str, str] = field(default_factory=dict)
+
+
+def migrate_program(one: OtherProgram) -> MigratedProgram:
+    """Return the command line and the table of a program of a script."""
+    target = _target(one)
+    flags = list(one.flags)
+    words = [] if not flags or flags[0].startswith("-") else [flags.pop(0)]
+    while words and flags and not flags[0].startswith("-"):
+        words.append(flags.pop(0))
+    rows = flag_rows(flags, target.options, target.foreign, target.places)
+    taken, problem = [*words], ""
+    for group, row in zip(flag_groups(flags), rows, strict=True):
+        taken += group if row.kind not in LEFT else []
+    if target.arguments is not None:
+        try:
+            taken = target.arguments(taken)
+        except ConfigError as error:
+            problem = "; ".join(part for part in (error.what, error.hint) if part)
+    line = [word for group in flag_groups(taken) for word in _here(group, target)]
+    return MigratedProgram(one.program, f"{one.command} {shlex.join(line)}".strip(), rows, problem)
+
+
+def _here(group: Sequence[str], target: _Target) -> Sequence[str]:
+    """Return the words of lmcore for a flag with its values."""
+    name, equals, value = group[0].partition("=")
+    known = target.foreign.get(name.replace("_", "-"))
+    if known is None:
+        return group
+    return known.translate((*((value,) if equals else ()), *group[1:])).flags
+
+
+def _target(one: OtherProgram) -> _Target:
+    """Return the command of lmcore that replaces a program."""
+    if one.command == "lmcore checkpoint convert":
+        return _conversion(one)
+    return _TARGETS[one.command]()
+
+
+def _preparation() -> _Target:
+    from lmcore.cli.data.prepare_section import PrepareSection
+
+    return _Target(_options(PrepareSection), prepare_flags())
+
+
+def _merge() -> _Target:
+    from lmcore.cli.data.merge import MergeSection
+
+    return _Target(_options(MergeSection), merge_flags())
+
+
+def _generation() -> _Target:
+    from lmcore.cli.generate_flags import GenerateSection
+
+    options = _options(GenerateSection)
+    return _Target(options, generate_flags(_flags(options), GivenModel()))
+
+
+def _server() -> _Target:
+    from lmcore.cli.loading import LoadingSection
+
+    options = _options(LoadingSection)
+    foreign = serve_flags({*_flags(options), *_SERVER_FLAGS}, GivenModel())
+    return _Target(options, foreign, None, dict.fromkeys(_SERVER_FLAGS, SAME))
+
+
+def _client() -> _Target:
+    return _Target({}, {})
+
+
+def _evaluation() -> _Target:
+    from lmcore.cli.evaluate.section import EvaluateSection
+
+    options = _options(EvaluateSection)
+    foreign = evaluate_flags(_flags(options), GivenModel())
+    places = {
+        "--task": "--task, with its name here",
+        "--load": "CHECKPOINT",
+        "--pretrained-checkpoint": "CHECKPOINT",
+        "--valid-data": "--task-data TASK=FILE",
+        "--train-data": "--train-data",
+        "--strict-lambada": "--task lambada_strict",
+        "--epochs": "--epochs",
+    }
+    return _Target(options, foreign, upstream_arguments, places)
+
+
+def _conversion(one: OtherProgram) -> _Target:
+    from lmcore.cli.checkpoint.convert import ConvertSection
+
+    options = {
+        name: option
+        for name, option in _options(ConvertSection).items()
+        if name not in {"source", "target"}
+    }
+    if names_target_layout(one.flags):  # the other flags of a layout are of SOURCE
+        for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size"):
+            del options[name]
+
+    def arguments(words: Sequence[str]) -> list[str]:
+        return tool_arguments(words, one.program)
+
+    return _Target(options, convert_flags(_flags(options)), arguments, PLACES)
+
+
+def _options(section: type) -> dict[str, Option]:
+    return {option.name: option for option in options_of(section)}
+
+
+def _flags(options: Mapping[str, Option]) -> set[str]:
+    return {flag for option in options.values() for flag in option.flags}
+
+
+_TARGETS: Mapping[str, Callable[[], _Target]] = {
+    "lmcore data prepare": _preparation,
+    "lmcore data merge": _merge,
+    "lmcore evaluate": _evaluation,
+    "lmcore generate": _generation,
+    "lmcore serve": _server,
+    "lmcore ask": _client,
+}

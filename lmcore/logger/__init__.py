@@ -1,0 +1,1 @@
+"""Loggers of runs: TensorBoard, Weights & Biases, MLflow, CodeCarbon; plugins add others."""
