@@ -10,6 +10,7 @@ from lmcore.base.errors import ConfigError, DataError, LmcoreError, counted, nea
 from lmcore.config.corpus import Corpus, is_text_path
 from lmcore.config.derived.data_source import Blend, RunSources
 from lmcore.config.file.corpora_file import read_corpora
+from lmcore.data.input.compression import STDIN
 from lmcore.data.prepare.corpus import corpus_files
 from lmcore.data.prepare.named_text import NamedText, require_file
 from lmcore.plugin.registrations import Registrations
@@ -65,8 +66,13 @@ def _text(
     text = texts.get(name) or corpora.get(name)
     if text is not None:
         return text
-    if is_text_path(name):
+    if is_text_path(name) and flag != "--corpus":
         return Corpus(name, (name,))
+    if is_text_path(name):
+        raise ConfigError(
+            f"`{flag} {name}` is a path, not the name of a text",
+            hint=f"`--train-data {name}` trains on the file",
+        )
     known = [*corpora, *texts]
     close = nearest(name, known)
     listed = ", ".join(f"`{one}`" for one in known)
@@ -86,6 +92,8 @@ def _require_files(text: RunText, *, may_be_gone: bool) -> None:
         try:
             corpus_files(text)
         except DataError as problem:
+            if any(Path(path).exists() or "://" in path or path == STDIN for path in text.paths):
+                raise
             gone = "`--lazy-loader` trains on what was prepared if the files are gone"
             problem.hint = f"{problem.hint}; {gone}" if problem.hint else f"check the path; {gone}"
             raise

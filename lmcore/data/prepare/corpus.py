@@ -32,6 +32,7 @@ from lmcore.config.corpus import Corpus
 from lmcore.data.cache.build_lock import build_or_wait
 from lmcore.data.indexed.files import DiskFullError, disk_errors, file_changed
 from lmcore.data.indexed.metadata import read_metadata
+from lmcore.data.input.compression import STDIN
 from lmcore.data.input.files import Format, InputFile, detect_format, find_inputs, formats_of
 from lmcore.data.input.options import DocumentUnit, InputOptions
 
@@ -86,6 +87,8 @@ def corpus_files(corpus: Corpus) -> list[InputFile]:
         DataError: A file is missing, a pattern matches nothing, or a directory has no file of text.
         ConfigError: Files have different formats, or the format is unknown.
     """
+    for path in corpus.paths:
+        _refuse_stream(corpus, path)
     try:
         # The format of a `.json` file is in its content, which only the preparation reads.
         files = find_inputs(corpus.paths, corpus.input_format, by_name=True)
@@ -100,6 +103,16 @@ def corpus_files(corpus: Corpus) -> list[InputFile]:
             f"`{_pattern(corpus, files)}`, and another corpus for the rest",
         )
     return files
+
+
+def _refuse_stream(corpus: Corpus, path: str) -> None:
+    """Raise `DataError` for what cannot be read twice, or is no path at all."""
+    found, what = Path(path), f"{corpus.shown} cannot be read from `{path}`"
+    if "://" in path:
+        hint = "download the files, and name these"
+        raise DataError(what, why="it is a URL, and nothing is downloaded", hint=hint)
+    if path == STDIN or (found.exists() and not (found.is_file() or found.is_dir())):
+        raise DataError(what, why="it is not a regular file", hint="write its content to a file")
 
 
 def _pattern(corpus: Corpus, files: Sequence[InputFile]) -> str:
@@ -367,7 +380,7 @@ def _errors_of(corpus: Corpus) -> Iterator[None]:
         why = f"{error.strerror}: `{error.filename}`"
         raise DataError(what, why=why, hint="check the path and its permissions") from error
     except DiskFullError as error:
-        error.hint = "make room on the disk, and start the run again; it continues from there"
+        error.hint = "make room on the disk, and start the run again"
         raise
     except LmcoreError as error:
         raise _of_corpus(corpus, error) from None

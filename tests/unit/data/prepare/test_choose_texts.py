@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -121,3 +122,23 @@ def test_wrong_corpora_file() -> None:
         texts_of("--corpora bad.yaml --train-data web")
     assert caught.value.what == "bad.yaml:2: unknown key `pth`"
     assert caught.value.others == ()
+
+
+@pytest.mark.parametrize(
+    "flags, what",
+    [
+        ("--corpus web/a.jsonl", "`--corpus web/a.jsonl` is a path, not the name of a text"),
+        ("--train-data ./pipe", "corpus `./pipe` cannot be read from `./pipe`"),
+        ("--corpora x=- --train-data x", "corpus `x` (`--corpora x=-`) cannot be read from `-`"),
+        ("--train-data https://x.org/a.gz", "cannot be read from `https://x.org/a.gz`"),
+        ("--train-data ./empty", "corpus `./empty`: no known file in `./empty`"),
+    ],
+)
+def test_what_is_no_file(flags: str, what: str) -> None:
+    """A path in place of a name, a pipe, standard input, a URL and an empty directory."""
+    os.mkfifo("pipe")
+    Path("empty").mkdir()
+    with pytest.raises((ConfigError, DataError)) as caught:
+        texts_of(flags)
+    assert what in caught.value.what
+    assert "--lazy-loader" not in str(caught.value.hint)
