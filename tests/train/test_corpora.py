@@ -112,6 +112,6 @@ def test_set_of_files(train: Any, files: Path, data_prefix: str) -> None:
 def test_two_processes(start: Any, finish: Any, files: Path) -> None:
     """One of two processes prepares, and both train on it."""
     flags = f"{files}/run.yaml {STEPS} --nproc-per-node 2 --data-path none --global-batch-size 8"
-    run = finish("pair", start("pair", flags))
+    run = finish(start("pair", flags), "pair")
     assert run.status == 0, run.err
     assert run.err.count("preparing it in") == 2
