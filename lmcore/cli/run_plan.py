@@ -118,7 +118,7 @@ def plan_run(
         registered_types(found.plugins),
         copy=copy,
         of_checkpoint=loaded.provenance["tokenizer_type"].kind == "checkpoint",
-        undecided=unknown_tokenizer(config.checkpoint, resume),
+        undecided=unknown_tokenizer(config.checkpoint, resume, config.task.task),
     )
     identity = TokenizerIdentity.of(tokenizer)
     plan = resolve(valid, tokenizer=identity, sources=found.sources, resume=resume)

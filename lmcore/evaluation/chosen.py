@@ -15,7 +15,10 @@ from lmcore.evaluation.task import Task
 if TYPE_CHECKING:
     from lmcore.evaluation.finetune.record import TunedTask
 
-__all__ = ["chosen_tasks", "place_of", "places_of"]
+__all__ = ["NQ", "chosen_tasks", "place_of", "places_of"]
+
+NQ = "nq"
+"""Name of the task that scores an index by questions."""
 
 
 def chosen_tasks(
@@ -129,13 +132,31 @@ def named_tasks(names: Sequence[str], known: Sequence[Task]) -> list[Task]:
                 "file",
             )
         if name not in by_name:
-            raise ConfigError(
-                f"there is no task `{name}`",
-                hint=suggestion(name, by_name) or "tasks: " + ", ".join(by_name),
-            )
+            raise _unknown(name, by_name)
         if wanted.count(name) > 1:
             raise ConfigError(f"the task `{name}` is named twice", hint="name it once")
     return [by_name[name] for name in wanted]
+
+
+def _unknown(name: str, known: Mapping[str, Task]) -> ConfigError:
+    """Return the error of a name that is no task's, or is one's in another way."""
+    from lmcore.evaluation.finetune import TUNED
+
+    tuned = {task.name for task in TUNED}
+    if name in tuned:
+        return ConfigError(
+            f"the task `{name}` needs a head that is trained for it",
+            why="it does not ask for the probability of a text",
+            hint=f"`lmcore evaluate CHECKPOINT --task {name} --finetune --task-data DIR --save DIR`"
+            " trains one and scores it",
+        )
+    if name.lower() == NQ:
+        return ConfigError(
+            f"there is no task `{name}`" if name != NQ else f"the task `{NQ}` needs an index",
+            hint=f"`lmcore evaluate ENCODER --task {NQ} --index DIR --task-data FILE` scores an "
+            "index by questions",
+        )
+    return ConfigError(f"there is no task `{name}`", hint=suggestion(name, {*known, *tuned, NQ}))
 
 
 def _tasks_of_file(path: Path) -> list[Task]:

@@ -227,6 +227,8 @@ def find_files(task: Task, data: Path, flag: str = "--task") -> list[Path]:
     """
     if data.is_file():
         return [data]
+    if not task.files and data.is_dir():
+        raise DataError(f"`{data}` is a directory", hint="give the path of a file")
     if not task.files:
         raise DataError(f"there is no file `{data}`", hint="give the path of a file")
     for pattern in task.files:

@@ -30,6 +30,7 @@ from lmcore.cli.evaluate.outputs import (
     write_results,
 )
 from lmcore.cli.evaluate.section import EvaluateSection
+from lmcore.cli.evaluate.settings import shape_of
 from lmcore.cli.evaluate.tasks import (
     files_of_tasks,
     list_tasks,
@@ -117,6 +118,11 @@ def run(argv: list[str]) -> int:
     if not plan.rank.rank:
         check_replaced(section.output, section.examples)
 
+    if len(checkpoints) > 1:
+        with _explained(section, plan):
+            for checkpoint in checkpoints:  # before the first one is scored
+                _require_text(checkpoint, shape_of(section, checkpoint))
+
     def work() -> None:
         _evaluate(section, checkpoints, wanted, plan, plugins, settings, model)
 
@@ -146,7 +152,7 @@ def _explained(section: EvaluateSection, plan: ProcessPlan) -> Iterator[None]:
             error.what.replace("cannot generate text", "cannot be scored"),
             why=error.why,
             hint="give a GPT or Llama model: the tasks ask for the probability of each token after "
-            "the tokens before it",
+            "the tokens before it; a BERT is fine-tuned on RACE and GLUE by `--finetune`",
         ) from None
 
 
@@ -229,15 +235,33 @@ def _require_fitting(checkpoint: Path, model: GivenModel, shape: ModelShape) -> 
     Raises:
         ConfigError: It is not.
     """
-    from lmcore.model.family import answers_prompts
+    _require_text(checkpoint, shape)
+    model.require(shape.to_dict())
 
+
+def _require_text(checkpoint: Path, shape: ModelShape | None) -> None:
+    """Raise if a model's family predicts no text from its beginning; of other formats, nothing.
+
+    Raises:
+        CheckpointError, ConfigError: It does not.
+    """
+    from lmcore.inference.load import NoTextError
+    from lmcore.model.family import answers_prompts, family_of
+
+    if shape is None:
+        return
+    body = family_of(shape).body
+    if body is not None and body.bidirectional:
+        raise NoTextError(
+            f"the {family_of(shape).name} model of `{checkpoint}` cannot generate text",
+            why="it predicts the tokens in the place of masks",
+        )
     if answers_prompts(shape):
         raise ConfigError(
             f"the model of `{checkpoint}` has an encoder",
             why="the tasks ask for the probabilities of a text's own continuation",
             hint="give a GPT or Llama model",
         )
-    model.require(shape.to_dict())
 
 
 @contextmanager

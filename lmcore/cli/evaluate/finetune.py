@@ -254,13 +254,38 @@ def _compare(saved: Mapping[str, Any], values: Mapping[str, Any], path: Path) ->
         return
     if differ == ["checksums"]:
         _refuse_changed_files(saved.get("checksums"), values["checksums"], path)
-    name = differ[0]
     raise ConfigError(
         f"`--save {path}` has a fine-tuning with other settings",
-        why=f"{', '.join(f'`{one}`' for one in differ)} differ: `{name}` was "
-        f"{json.dumps(saved.get(name)):.200}, and is {json.dumps(values[name]):.200}",
+        why="; ".join(_difference(name, saved.get(name), values[name]) for name in differ[:3])
+        + "; ..." * (len(differ) > 3),
         hint="give the same flags to continue it, or choose another directory",
     )
+
+
+def _difference(name: str, saved: object, wanted: object) -> str:
+    """Return the words about a setting that was changed, of lists about their differing part."""
+    if name == "training" and isinstance(saved, list) and isinstance(wanted, list):
+        parts = (_words_after_flags(one) for one in (saved, wanted))
+        before, after = ({*one} for one in parts)
+        gone, new = sorted(before - after), sorted(after - before)
+        said = [f"{what} {' '.join(words):.200}" for what, words in _named(gone, new) if words]
+        return f"the flags of training differ: {', '.join(said) or 'another order'}"
+    return f"`{name}` was {json.dumps(saved):.200}, and is {json.dumps(wanted):.200}"
+
+
+def _named(gone: list[str], new: list[str]) -> tuple[tuple[str, list[str]], ...]:
+    return (("it was with", gone), ("now with", new))
+
+
+def _words_after_flags(words: Sequence[object]) -> list[str]:
+    """Return each flag with its values as one text."""
+    found: list[str] = []
+    for word in map(str, words):
+        if word.startswith("--") or not found:
+            found.append(word)
+        else:
+            found[-1] += f" {word}"
+    return found
 
 
 def _refuse_changed_files(saved: object, found: Mapping[str, str], path: Path) -> None:

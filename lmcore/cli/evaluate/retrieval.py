@@ -15,7 +15,7 @@ from lmcore.cli.evaluate.report import aligned, metrics_record, shown
 from lmcore.cli.evaluate.scores import require_outputs
 from lmcore.cli.index.build import loaded_encoder
 from lmcore.cli.text.sample_output import open_output_file
-from lmcore.evaluation.chosen import places_of
+from lmcore.evaluation.chosen import NQ, places_of
 
 if TYPE_CHECKING:
     from lmcore.cli.evaluate.section import EvaluateSection
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["NQ", "RELEASE", "SUMMARY", "TOPS", "evaluate_retrieval"]
 
-NQ = "nq"
 """Name of the task."""
 TOPS = (1, 5, 20, 100)
 """Numbers of blocks among which an answer is looked for."""

@@ -103,6 +103,11 @@ def _require_whole_model(section: EvaluateSection) -> None:
             why="the sizes of tensor and pipeline parallelism divide a model",
             hint="leave them out; the checkpoint may be of any layout",
         )
+    if section.nproc_per_node not in {None, 1}:
+        raise ConfigError(
+            f"`--nproc-per-node {section.nproc_per_node}`: a head is scored by one process",
+            hint="leave it out",
+        )
 
 
 def require_outputs(section: EvaluateSection, inputs: Sequence[Path]) -> None:

@@ -10,13 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lmcore.base.errors import LmcoreError
 from lmcore.cli.device_count import default_process_count
 from lmcore.config.option import flag_of, options_of
 from lmcore.config.section.tokenizer import TokenizerSection
 
 if TYPE_CHECKING:
+    from lmcore.checkpoint import Manifest
     from lmcore.cli.evaluate.section import EvaluateSection
     from lmcore.config.tokenizer import TokenizerSettings
+    from lmcore.data.tokenizer import Tokenizer
     from lmcore.evaluation.finetune.record import Part, TunedTask
     from lmcore.model.shape import ModelShape
     from lmcore.plugin import PluginSet
@@ -236,7 +239,10 @@ def with_own_tokens(section: EvaluateSection, checkpoint: Path) -> EvaluateSecti
     if choice.add_special_tokens is not None:
         return section
     if format_of(checkpoint) in {None, "lmcore"}:
-        config: Any = survey(checkpoint).newest()[1].meta.get("config")
+        path, manifest = survey(checkpoint).newest()
+        if own := _kept_tokenizer(path, manifest):
+            return _without_choice(section) if _has_same(own, choice) else section
+        config: Any = manifest.meta.get("config")
         try:
             surplus = config["config"]["data"]["add_special_tokens"] is False
         except (KeyError, TypeError):
@@ -246,12 +252,28 @@ def with_own_tokens(section: EvaluateSection, checkpoint: Path) -> EvaluateSecti
         rows = None if model is None else model.vocab_size or model.shape.padded_vocab_size
         surplus = rows is not None and tokenizer_from(choice).vocab_size > rows
         if surplus and model is not None and _is_own(model.tokenizer, choice):
-            logger.info(
-                "`--vocab-file %s` has the tokens of the checkpoint's own tokenizer, which is used",
-                choice.vocab_file,
-            )
-            return dataclasses.replace(section, tokenizer_type=None, vocab_file=None)
+            return _without_choice(section)
     return dataclasses.replace(section, add_special_tokens=False) if surplus else section
+
+
+def _without_choice(section: EvaluateSection) -> EvaluateSection:
+    """Return the options without the chosen WordPiece, and say that the checkpoint's is used."""
+    logger.info(
+        "`--vocab-file %s` has the tokens of the checkpoint's own tokenizer, which is used",
+        section.tokenizer_choice().vocab_file,
+    )
+    return dataclasses.replace(section, tokenizer_type=None, vocab_file=None)
+
+
+def _kept_tokenizer(checkpoint: Path, manifest: Manifest) -> Tokenizer | None:
+    """Return a run's copy of a tokenizer that is no WordPiece file; None if there is none."""
+    from lmcore.conversion.loading.checkpoint_tokenizer import NO_CHOICE, find_tokenizer
+
+    try:
+        found = find_tokenizer(checkpoint, manifest, NO_CHOICE, {})
+    except LmcoreError:  # of a plugin, or without files
+        return None
+    return None if found.name in _WORDPIECES else found
 
 
 def _is_own(own: TokenizerSettings | None, chosen: TokenizerSettings) -> bool:
@@ -260,9 +282,16 @@ def _is_own(own: TokenizerSettings | None, chosen: TokenizerSettings) -> bool:
 
     if own is None or own.tokenizer_type in _WORDPIECES:
         return False
-    bare = dataclasses.replace(chosen, add_special_tokens=False)
+    return _has_same(tokenizer_from(own), chosen)
+
+
+def _has_same(own: Tokenizer, chosen: TokenizerSettings) -> bool:
+    """Return True if a tokenizer has the tokens of a chosen WordPiece."""
+    from lmcore.data.tokenizer import tokenizer_from
+
+    bare = tokenizer_from(dataclasses.replace(chosen, add_special_tokens=False))
     # Which token ends a document, `[SEP]` or none, changes nothing: rows are no documents.
-    spellings = [getattr(tokenizer_from(one), "spellings", None) for one in (own, bare)]
+    spellings = [getattr(one, "spellings", None) for one in (own, bare)]
     return spellings[0] is not None and spellings[0] == spellings[1]
 
 

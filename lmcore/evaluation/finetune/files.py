@@ -97,7 +97,8 @@ def rows_of(task: TunedTask, path: Path, limit: int | None = None) -> list[Label
             break
         found.append(row)
     if not found:
-        raise DataError(f"`{path}` has no rows of the task `{task.name}`", why="it is empty")
+        why = "it has a header alone" if path.is_file() else "no `.txt` file in it has a question"
+        raise DataError(f"`{path}` has no rows of the task `{task.name}`", why=why)
     return found
 
 

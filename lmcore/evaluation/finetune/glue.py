@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 _LONGEST = 1 << 24
 """Most bytes of a line."""
 _SHOWN = 60
+_UNLABELLED = {"", "-"}
+"""Labels of rows without one: MNLI's raters did not agree on them."""
 _USUAL = Recipe()
 
 
@@ -112,7 +114,9 @@ def _place(name: str, columns: Sequence[str], path: Path) -> int:
         f"line 1 of `{path}` names {columns.count(name) or 'no'} column{'s' * (name in columns)} "
         f"`{name}`",
         why=f"its columns: {listed}",
-        hint="is it a file of another task, or of another layout than GLUE's release?",
+        hint="separate the fields by tabs, without quotes, as GLUE's release does"
+        if len(columns) == 1 and set(columns[0]) & {",", ";", "|"}
+        else "is it a file of another task, or of another layout than GLUE's release?",
     )
 
 
@@ -124,7 +128,9 @@ def _label(text: str, table: _Table, where: str) -> str | float:
             f"{where} has a label outside the set",
             why=f"column `{table.label}` is `{text:.{_SHOWN}}`; the labels are "
             + ", ".join(f"`{one}`" for one in table.labels),
-            hint="leave rows without a label out",
+            hint="leave rows without a label out"
+            if text in _UNLABELLED
+            else "correct the row; is it a file of another task, or of another layout?",
         )
     try:
         number = float(text)

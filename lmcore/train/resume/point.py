@@ -157,7 +157,7 @@ def refuse_other_family(loaded: LoadedConfig, resume: ResumePoint | None) -> Non
 
 
 def unknown_tokenizer(
-    settings: CheckpointSection, resume: ResumePoint | None
+    settings: CheckpointSection, resume: ResumePoint | None, task: str | None = None
 ) -> ConfigError | None:
     """Return the error for a run that is given no tokenizer and has none from its checkpoint.
 
@@ -166,6 +166,7 @@ def unknown_tokenizer(
     Args:
         settings: The `checkpoint` section.
         resume: The checkpoint to load, from `find_resume_point`.
+        task: The run's `--task`; a task's texts name no tokenizer, as prepared data does.
     """
     if resume is None or settings.change_tokenizer or "tokenizer" in resume.manifest.meta:
         return None
@@ -174,7 +175,9 @@ def unknown_tokenizer(
 
     path = resume.checkpoint if resume.foreign else resume.checkpoint.parent.parent
     error = no_tokenizer(path, recorded_type(resume.manifest.meta))
-    error.hint = f"{error.hint}, or data that `lmcore data prepare` wrote with it by `--data-path`"
+    if not task:
+        error.hint = f"{error.hint}, or data that `lmcore data prepare` wrote with it by "
+        error.hint += "`--data-path`"
     return error
 
 

@@ -346,6 +346,22 @@ def test_a_masked_model_is_not_scored(
         call(runs, "--text", str(runs / "book.txt"))
 
 
+def test_a_masked_model_is_refused_before_another_is_scored(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lmcore.cli import evaluate
+
+    own = {"bert_binary_head": True, "bert_gelu": "erf", "bert_post_norm": False}
+    further = tuple(sorted({**own, "bert_token_types": 2}.items()))
+    shape = ModelShape(2, 24, 3, 40, 64, 384, model_family="bert", further=further).to_dict()
+    bert = tmp_path / "bert"
+    save_checkpoint(bert / "checkpoints", 5, {"a": torch.zeros(1)}, {}, model_shape=shape)
+    monkeypatch.setattr(evaluate, "loaded_model", None)
+    with pytest.raises(CheckpointError, match=r"the BERT model of .* cannot be scored") as caught:
+        call(runs, "--text", str(runs / "book.txt"), checkpoints=("run-3", str(bert)))
+    assert "--finetune" in str(caught.value.hint)
+
+
 @pytest.mark.parametrize(
     "flags,note",
     [

@@ -13,6 +13,7 @@ from lmcore.base.errors import ConfigError
 from lmcore.checkpoint import save_checkpoint
 from lmcore.cli import train
 from lmcore.cli.evaluate import run
+from lmcore.cli.evaluate.finetune import _compare
 from lmcore.cli.evaluate.runs import TunedRun
 from lmcore.model.family import family_of
 from lmcore.model.shape import ModelShape
@@ -51,3 +52,19 @@ def test_status_of_a_stopped_training(
     unused: Any = None
     tuned = TunedRun(unused, unused, unused, 1, tmp_path, tmp_path, unused, unused)
     assert tuned.train_and_score() == (status, None)
+
+
+def test_changed_flags_of_training_are_named() -> None:
+    """Long lists are not shown: what differs is."""
+    same = [f"--flag-{number}" for number in range(40)]
+    saved: dict[str, Any] = {"training": [*same, "--recompute", "full", "--lr", "1"], "epochs": 1}
+    wanted: dict[str, Any] = {"training": [*same, "--lr", "2"], "epochs": 3}
+    with pytest.raises(ConfigError, match="has a fine-tuning with other settings") as caught:
+        _compare(saved, wanted, Path("runs"))
+    why = str(caught.value.why)
+    assert "it was with --lr 1 --recompute full, now with --lr 2" in why
+    assert "`epochs` was 1, and is 3" in why
+    assert "--flag-1" not in why
+    with pytest.raises(ConfigError) as caught:
+        _compare({"training": ["--a", "--b"]}, {"training": ["--b", "--a"]}, Path("runs"))
+    assert "another order" in str(caught.value.why)

@@ -122,6 +122,34 @@ def test_wrong_tables(change: Any, message: str, tmp_path: Path) -> None:
     assert message in caught.value.what
 
 
+@pytest.mark.parametrize(
+    "label,hint", [("-", "leave rows without"), ("", "leave rows without"), ("yes", "correct")]
+)
+def test_the_hint_of_a_wrong_label(tmp_path: Path, label: str, hint: str) -> None:
+    """A row without a label is another mistake than one with another label."""
+    path = made("mnli", tmp_path / "train.tsv")
+    path.write_text(path.read_text().replace("\tentailment", f"\t{label}"))
+    with pytest.raises(DataError, match="a label outside the set") as caught:
+        rows_of(BY_NAME["mnli"], path)
+    assert hint in str(caught.value.hint)
+
+
+def test_a_table_with_commas(tmp_path: Path) -> None:
+    path = tmp_path / "train.csv"
+    path.write_text("sentence,label\ngood,1\n")
+    with pytest.raises(DataError, match="names no column `sentence`") as caught:
+        rows_of(BY_NAME["sst2"], path)
+    assert "separate the fields by tabs" in str(caught.value.hint)
+
+
+def test_why_there_are_no_rows(tmp_path: Path) -> None:
+    path = tmp_path / "train.tsv"
+    path.write_text("sentence\tlabel\n")
+    with pytest.raises(DataError) as caught:
+        rows_of(BY_NAME["sst2"], path)
+    assert caught.value.why == "it has a header alone"
+
+
 def test_wrong_numbers(tmp_path: Path) -> None:
     path = made("stsb", tmp_path / "train.tsv")
     path.write_text(path.read_text().replace("3.800", "nan"))

@@ -11,7 +11,8 @@ from lmcore.base.errors import CheckpointArgumentError
 from lmcore.config.file.saved_settings import SavedSettings
 from lmcore.config.load import load_config
 from lmcore.config.plan import ResumePoint
-from lmcore.train.resume.point import refuse_other_family
+from lmcore.config.section.checkpoint import CheckpointSection
+from lmcore.train.resume.point import refuse_other_family, unknown_tokenizer
 
 OTHER = ", or load another checkpoint"
 ADD = "add `--model-family bert`, with the options of the model, or `--use-checkpoint-args`"
@@ -80,3 +81,14 @@ def test_another_family_in_a_file(tmp_path: Path) -> None:
     assert hint(f"{file} --use-checkpoint-args", "bert") == (
         f"delete `model_family` from `{file}:2`{OTHER}"
     )
+
+
+@pytest.mark.parametrize("task", [None, "classification"])
+def test_a_missing_tokenizer(task: str | None) -> None:
+    """Prepared data names a tokenizer; the texts of a task do not."""
+    point = ResumePoint(Path("run"), SimpleNamespace(meta={}), foreign=True)
+    error = unknown_tokenizer(CheckpointSection(), point, task)
+    assert error is not None
+    assert error.what == "`run` has no tokenizer"
+    assert "`--tokenizer-type` and its files" in str(error.hint)
+    assert ("--data-path" in str(error.hint)) is (task is None)
