@@ -290,7 +290,7 @@ def test_a_stopped_fine_tuning_continues(
     assert "SHA-256 was " in changed.err
     other = evaluate(flags(bert, glue, tmp_path / "a", seeds="2", epochs="5"))
     assert other.status != 0
-    assert "`epochs` differ: `epochs` was 4.0, and is 5.0" in other.err
+    assert "why: `epochs` was 4.0, and is 5.0" in other.err
     more = evaluate(flags(bert, glue, tmp_path / "a", seeds="2 1"))
     assert more.status == 0, more.err
     assert len(calls) == 3
