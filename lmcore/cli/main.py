@@ -10,6 +10,7 @@ import contextlib
 import errno
 import os
 import re
+import signal
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -52,6 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as interrupt:
         if not _is_launched():  # the launcher says it, once
             sys.stderr.write(f"interrupted\n{_notes(interrupt)}")
+        if argv is None:  # a further Ctrl-C ends the program, and not Python's own ending
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
         return _INTERRUPTED
     except Exception as error:
         failed = stdout_error(error) or _path_error(error) or _torch_error(error)

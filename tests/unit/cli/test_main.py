@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import subprocess
 import sys
 import types
@@ -331,3 +332,22 @@ def test_memory_error_is_a_message(
     monkeypatch.setattr(entry, "_run", run)
     assert main(["try"]) == 1
     assert "not enough memory on the host\nwhy: Unable to allocate" in capsys.readouterr().err
+
+
+def test_an_interrupt_while_python_ends(tmp_path: Path) -> None:
+    """The second Ctrl-C ends the program at once, without a traceback of the interpreter."""
+    code = """
+import atexit, os, signal, sys
+from lmcore.cli import main
+def interrupted(_arguments):
+    raise KeyboardInterrupt
+main._start = interrupted
+atexit.register(os.kill, os.getpid(), signal.SIGINT)
+sys.argv = ["lmcore", "train"]
+sys.exit(main.main())
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == -signal.SIGINT
+    assert ended.stderr == "interrupted\n"
