@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lmcore.config.derived.model_math import model_shape
+from lmcore.config.load import load_config
 from lmcore.config.section.model import ModelSection
 from lmcore.families.gpt.family import forward_flops, parameters
 from lmcore.model.parameters import parameter_count
@@ -39,6 +41,36 @@ def flops_per_step(
 def test_parameter_count(model: ModelSection, vocabulary: int, expected: int) -> None:
     """Parameters are counted exactly, with any feed-forward width and number of positions."""
     assert parameter_count(parameters(model_shape(model, vocabulary))) == expected
+
+
+BLOOM = {"position_embedding_type": "alibi", "embed_layernorm": True}
+EXAMPLE = Path(__file__).parents[4] / "examples/bigscience_deepspeed/bloom-176b.yaml"
+
+
+@pytest.mark.parametrize(
+    "model,expected",
+    [
+        # The published BLOOM 560M and 176B.
+        (gpt(24, 1024, 16, 2048, **BLOOM), 559_214_592),
+        (gpt(70, 14336, 112, 2048, **BLOOM), 176_247_271_424),
+        (load_config([str(EXAMPLE)]).config.model, 176_247_271_424),
+    ],
+    ids=["560m", "176b", "example"],
+)
+def test_bloom_parameter_count(model: ModelSection, expected: int) -> None:
+    """Published counts of BLOOM are met exactly, by the settings of the example too."""
+    assert parameter_count(parameters(model_shape(model, 250880))) == expected
+
+
+@pytest.mark.parametrize("gate", ["geglu", "liglu", "reglu", "swiglu"])
+def test_gates_are_as_wide_as_the_layer(gate: str) -> None:
+    """As in BigScience's fork the default width is 4 * hidden size, and the gate is added to it."""
+    plain, gated = (model_shape(gpt(1, 64, 4, 16, glu_activation=one), 128) for one in (None, gate))
+    assert gated.ffn_hidden_size == plain.ffn_hidden_size == 256
+    more = 256 * 64 + 256
+    assert parameter_count(parameters(gated)) - parameter_count(parameters(plain)) == more
+    operations = forward_flops(gated, 16).layers - forward_flops(plain, 16).layers
+    assert operations == 2 * 16 * 64 * 256
 
 
 LLAMA = {
