@@ -48,6 +48,23 @@ def test_resume_is_the_unbroken_run(train: Any, assert_same: Any, micro: int) ->
     assert part.summary["iteration"] == 20
 
 
+def test_bloom_resumes_bitwise(train: Any, assert_same: Any) -> None:
+    """ALiBi, normalized embeddings and a gate: three steps, then three more, equal six."""
+    flags = (
+        "--position-embedding-type alibi --embed-layernorm --glu-activation geglu "
+        f"--train-iters 6 --global-batch-size 4 {DROPOUT}"
+    )
+    whole = train("whole", flags)
+    first = train("part", f"{flags} --exit-interval 3")
+    assert len(first.rows) == 3, first.err
+    part = train("part", f"{flags} --load {first.directory}")
+    assert part.status == 0, part.err
+    assert part.curve() == whole.curve()
+    assert_same(part.saved(), whole.saved())
+    other = train("other", flags.replace("geglu", "reglu") + f" --load {first.directory}")
+    assert "glu_activation: checkpoint geglu, model reglu" in other.err
+
+
 @pytest.mark.parametrize(
     "damage", ["altered", pytest.param("no manifest", marks=pytest.mark.full), "truncated"]
 )

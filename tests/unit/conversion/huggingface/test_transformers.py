@@ -68,6 +68,30 @@ def test_we_load_what_transformers_had(tmp_path: Path, name: str, dtype: torch.d
     torch.testing.assert_close(logits_of(state), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["bloom", "gpt2"])
+def test_generation_is_the_same(tmp_path: Path, name: str) -> None:
+    """Both programs continue a prompt with the same tokens, each over its cache."""
+    transformers = peer("transformers")
+    state = RandomState(SHAPES[name])
+    write_huggingface(state, tmp_path, ByteTokenizer())
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    prompt = TOKENS[:1, :7]
+    options = {"do_sample": False, "max_new_tokens": 20, "eos_token_id": -1, "pad_token_id": 0}
+    expected = theirs.generate(prompt, **options)[0, 7:].tolist()
+    model = GPT(state.shape, OpBinding(OpTable(OP_SPECS), "cpu", "float32")).eval()
+    cache, found = model.new_cache(torch.float32), list[int]()
+    cache.reserve(1, 32)
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            parameter.copy_(state.read(parameter_name))
+        hidden = model(prompt, cache.first_tokens([0], 7))
+        for length in range(7, 27):
+            found.append(int(model.logits(hidden[:, -1:]).argmax()))
+            hidden = model(torch.tensor([found[-1:]]), cache.next_tokens([length]))
+    assert found == expected
+    assert len(set(found)) > 1
+
+
 def texts() -> list[str]:
     return ["Hello world's  end\n\t", "naïve café, 価格 5 €", " <|endoftext|> ", ""]
 
