@@ -82,6 +82,6 @@ lmcore generate --load "$run-bloom-hf" --prompt "The king" --tokens 20 --tempera
 
 # 6. The GPT: the perplexity of WikiText's form by words, and two samples.
 lmcore evaluate "$run" --task WIKITEXT103 --valid-data "$held_out" --output "$run/scores.json"
-lmcore generate --load "$run" --out-seq-length 20 --temperature 1.0 --top_p 0.9 --num-samples 2 \
-    --genfile "$run/samples.json" --seed 1
+lmcore generate --load "$run" --out-seq-length 20 --temperature 1.0 --top-p 0.9 --num-samples 2 \
+    --sample-output-file "$run/samples.json" --seed 1
 cat "$run/samples.json"

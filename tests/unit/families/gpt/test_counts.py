@@ -64,7 +64,7 @@ def test_bloom_parameter_count(model: ModelSection, expected: int) -> None:
 
 @pytest.mark.parametrize("gate", ["geglu", "liglu", "reglu", "swiglu"])
 def test_gates_are_as_wide_as_the_layer(gate: str) -> None:
-    """As in BigScience's fork the default width is 4 * hidden size, and the gate is added to it."""
+    """The default width is 4 * hidden size, to which the gate is added, as in BigScience's fork."""
     plain, gated = (model_shape(gpt(1, 64, 4, 16, glu_activation=one), 128) for one in (None, gate))
     assert gated.ffn_hidden_size == plain.ffn_hidden_size == 256
     more = 256 * 64 + 256
