@@ -55,6 +55,8 @@ _BY_PATH: Mapping[str, str] = {
 _OUTER = frozenset({"srun", "mpiexec", "mpirun", "aprun"})
 _LAUNCHERS = _OUTER | {"torchrun", "deepspeed"}
 _MODULES = frozenset({"torch.distributed.launch", "torch.distributed.run"})
+_PYTHON = re.compile(r"python[\d.]*|-u|-W\w*")
+"""Words of a launcher's command that start Python, which `lmcore` does not need."""
 _PROCESSES = ("--nproc_per_node", "--nproc-per-node", "--num_gpus", "--ppn")
 _NODES = ("--nnodes", "--num_nodes", "-N", "--nodes")
 
@@ -98,7 +100,7 @@ class TrainingCommand:
         names = {one.rpartition("/")[2] for one in words}
         if nodes == "1" and not names & _OUTER:
             return f"{command} --nproc-per-node {processes}" if processes else command
-        while words and (words[-1] == "-u" or words[-1].rpartition("/")[2].startswith("python")):
+        while words and _PYTHON.fullmatch(words[-1].rpartition("/")[2]):
             words.pop()
         if "deepspeed" in names:
             return f'{shlex.join(words)} "$(command -v lmcore)" train {shlex.quote(name)}'

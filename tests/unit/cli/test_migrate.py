@@ -113,6 +113,10 @@ def test_a_value_is_given_for_a_variable(
         ("mpiexec -n 24 --ppn 12 python3", "mpiexec -n 24 --ppn 12 lmcore train run.yaml"),
         ("srun -n 4 python -u", "srun -n 4 lmcore train run.yaml"),
         (
+            "mpiexec -n 24 --ppn 12 --pmi=pmix --genvall /opt/bin/python3 -Wignore",
+            "mpiexec -n 24 --ppn 12 --pmi=pmix --genvall lmcore train run.yaml",
+        ),
+        (
             "torchrun --nnodes 4 --nproc_per_node 8",
             "torchrun --nnodes 4 --nproc_per_node 8 -m lmcore train run.yaml",
         ),
