@@ -44,6 +44,13 @@ struct Lanes {
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
   }
   static void store(float *to, Vector values) { _mm256_storeu_ps(to, values); }
+  static void store(std::uint16_t *to, Vector values) {
+    float wide[kCount];
+    store(wide, values);
+    for (int i = 0; i < kCount; ++i) {
+      to[i] = to_bfloat16(wide[i]);
+    }
+  }
   static void stream(float *to, Vector values) { _mm256_stream_ps(to, values); }  // to is aligned
   static void fence() { _mm_sfence(); }
   static void prefetch(const char *at) { _mm_prefetch(at, _MM_HINT_T1); }
@@ -69,7 +76,7 @@ struct Lanes {
 namespace lmcore::cpu {
 
 const Kernels *avx2_kernels() {
-  static constexpr Kernels kernels{"avx2", kBlock, project, attend, adamw};
+  static constexpr Kernels kernels{"avx2", kBlock, 0, project, attend, adamw};
   return &kernels;
 }
 

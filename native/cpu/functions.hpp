@@ -35,15 +35,6 @@ inline Lanes::Vector gelu(Lanes::Vector x) {
   return Lanes::divide(x, Lanes::add(exponential(power), Lanes::all(1.0F)));
 }
 
-// To nearest, ties to even; NaN stays NaN.
-inline std::uint16_t to_bfloat16(float value) {
-  std::uint32_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  const bool is_nan = (bits & 0x7FFFFFFFU) > 0x7F800000U;
-  return static_cast<std::uint16_t>(is_nan ? 0x7FC0U
-                                           : (bits + 0x7FFFU + ((bits >> 16) & 1U)) >> 16);
-}
-
 inline float to_float(float value) { return value; }
 
 inline float to_float(std::uint16_t value) {

@@ -1,6 +1,7 @@
 // Kernels for the CPU, for each instruction set: lmcore_cpu/kernel/native.py.
 //
-// avx512.cpp and avx2.cpp include the templates of adamw.hpp, attention.hpp and projection.hpp with their vectors.
+// amx.cpp, avx512.cpp and avx2.cpp include the templates of adamw.hpp, attention.hpp and projection.hpp with
+// their vectors.
 
 #pragma once
 
@@ -9,6 +10,19 @@
 
 namespace lmcore::cpu {
 
+namespace {  // internal: each file is compiled for other instructions
+
+// To nearest, ties to even; NaN stays NaN.
+inline std::uint16_t to_bfloat16(float value) {
+  std::uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  const bool is_nan = (bits & 0x7FFFFFFFU) > 0x7F800000U;
+  return static_cast<std::uint16_t>(is_nan ? 0x7FC0U
+                                           : (bits + 0x7FFFU + ((bits >> 16) & 1U)) >> 16);
+}
+
+}  // namespace
+
 enum class Type : int { kFloat32 = 0, kBfloat16 = 1, kInt8 = 2 };
 
 // y[M, O] = gelu(x[M, I] @ weight[O, I].T * scale[O] + bias[O])
@@ -16,6 +30,9 @@ struct Projection {
   const void *weight;  // packed in blocks of outputs, the last one padded; see projection.hpp
   Type weight_type;
   const float *x;
+  // Instead of x where the kernels multiply bfloat16: rows of padded_inputs, zeros after the inputs.
+  const std::uint16_t *narrow_x;
+  std::int64_t padded_inputs;
   std::int64_t rows;
   std::int64_t inputs;
   std::int64_t outputs;
@@ -68,6 +85,8 @@ struct AdamwStep {
 struct Kernels {
   const char *instructions;
   std::int64_t block;  // outputs of a block
+  // Divisor of the padded inputs of bfloat16, which are packed in pairs (matrix_units.hpp); 0: not so.
+  std::int64_t paired_inputs;
   // Computes the outputs of some blocks.
   void (*project)(const Projection &, std::int64_t first_block, std::int64_t end_block);
   // Computes some pairs of a sequence and a head of keys; *scores* has room for one sequence.
@@ -77,6 +96,7 @@ struct Kernels {
 };
 
 // Null where the compiler cannot build them.
+const Kernels *amx_kernels();
 const Kernels *avx512_kernels();
 const Kernels *avx2_kernels();
 

@@ -3,11 +3,18 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <stdexcept>
 #include <string>
 #include <vector>
+
+#if defined(__linux__) && defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #include "kernels.hpp"
 #include "openmp.hpp"
@@ -21,35 +28,60 @@ namespace {
 constexpr std::int64_t kLeastWork = 1 << 14;
 constexpr std::int64_t kMostChannels = 256;  // as in attention.hpp
 
-const Kernels *fastest() {
+#if defined(__linux__) && defined(__x86_64__) && defined(__GNUC__)
+
+// Asks Linux once for the matrix units' registers, which a process has to do before their first use.
+bool may_use_matrix_units() {
+  static const bool granted = [] {
+    constexpr unsigned kTileData = 18;
+    constexpr int kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
+    unsigned a = 0;
+    unsigned b = 0;
+    unsigned c = 0;
+    unsigned d = 0;
+    if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0) {
+      return false;
+    }
+    const bool has_units = (d >> 22 & 1U) != 0 && (d >> 24 & 1U) != 0;  // AMX-BF16, AMX-TILE
+    return has_units && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  }();
+  return granted;
+}
+
+#else
+
+bool may_use_matrix_units() { return false; }
+
+#endif
+
+// The kernels of each instruction set that this processor has, the fastest first.
+std::vector<const Kernels *> available() {
+  std::vector<const Kernels *> found;
 #if defined(__x86_64__) && defined(__GNUC__)
-  if (avx512_kernels() != nullptr && __builtin_cpu_supports("avx512f") &&
-      __builtin_cpu_supports("avx512bw")) {
-    return avx512_kernels();
+  const bool has_avx512 =
+      __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512bw") != 0;
+  if (amx_kernels() != nullptr && has_avx512 && may_use_matrix_units()) {
+    found.push_back(amx_kernels());
+  }
+  if (avx512_kernels() != nullptr && has_avx512) {
+    found.push_back(avx512_kernels());
   }
   if (avx2_kernels() != nullptr && __builtin_cpu_supports("avx2") &&
       __builtin_cpu_supports("fma")) {
-    return avx2_kernels();
+    found.push_back(avx2_kernels());
   }
 #endif
-  return nullptr;
-}
-
-// The kernels of an instruction set that this processor has; null for another one.
-const Kernels *kernels_of(const std::string &instructions) {
-  const Kernels *const best = fastest();
-  if (best != nullptr && avx2_kernels() != nullptr && instructions == "avx2") {
-    return avx2_kernels();  // a processor with AVX-512 has AVX2
-  }
-  return best != nullptr && instructions == best->instructions ? best : nullptr;
+  return found;
 }
 
 const Kernels *required(const std::string &instructions) {
-  const Kernels *const found = kernels_of(instructions);
-  if (found == nullptr) {
-    throw std::invalid_argument("this processor has no kernels for " + instructions);
+  static const std::vector<const Kernels *> here = available();
+  for (const Kernels *one : here) {
+    if (instructions == one->instructions) {
+      return one;
+    }
   }
-  return found;
+  throw std::invalid_argument("this processor has no kernels for " + instructions);
 }
 
 int threads_for(std::int64_t work, std::int64_t parts, int threads) {
@@ -69,6 +101,32 @@ const float *widened(const std::uint16_t *x, std::int64_t count) {
   return wide.data();
 }
 
+// Returns bfloat16 rows of *padded* inputs, zeros after the given ones; *x* itself where nothing is to do.
+const std::uint16_t *narrowed(std::uintptr_t x, bool wide_x, std::int64_t rows,
+                              std::int64_t inputs, std::int64_t padded) {
+  const auto *const narrow_x = reinterpret_cast<const std::uint16_t *>(x);
+  if (!wide_x && inputs == padded) {
+    return narrow_x;
+  }
+  static thread_local std::vector<std::uint16_t> narrow;
+  if (static_cast<std::int64_t>(narrow.size()) < rows * padded) {
+    narrow.resize(rows * padded);
+  }
+  for (std::int64_t row = 0; row < rows; ++row) {
+    std::uint16_t *const to = narrow.data() + row * padded;
+    if (wide_x) {
+      const float *const from = reinterpret_cast<const float *>(x) + row * inputs;
+      for (std::int64_t i = 0; i < inputs; ++i) {
+        to[i] = to_bfloat16(from[i]);
+      }
+    } else {
+      std::memcpy(to, narrow_x + row * inputs, inputs * sizeof *to);
+    }
+    std::fill(to + inputs, to + padded, std::uint16_t{0});
+  }
+  return narrow.data();
+}
+
 // A projection by a constant weight; the addresses are of contiguous arrays that live as long as it.
 class ConstantProjection {
  public:
@@ -82,6 +140,10 @@ class ConstantProjection {
     call_.weight = reinterpret_cast<const void *>(weight);
     call_.weight_type = static_cast<Type>(weight_type);
     call_.inputs = inputs;
+    if (const std::int64_t by = kernels_->paired_inputs;
+        by != 0 && call_.weight_type == Type::kBfloat16) {
+      call_.padded_inputs = (inputs + by - 1) / by * by;
+    }
     call_.outputs = outputs;
     call_.scale = reinterpret_cast<const float *>(scale);
     call_.bias = reinterpret_cast<const float *>(bias);
@@ -94,8 +156,12 @@ class ConstantProjection {
                int threads) const {
     py::gil_scoped_release released;
     Projection call = call_;
-    call.x = wide_x ? reinterpret_cast<const float *>(x)
-                    : widened(reinterpret_cast<const std::uint16_t *>(x), rows * call.inputs);
+    if (call.padded_inputs != 0) {
+      call.narrow_x = narrowed(x, wide_x, rows, call.inputs, call.padded_inputs);
+    } else {
+      call.x = wide_x ? reinterpret_cast<const float *>(x)
+                      : widened(reinterpret_cast<const std::uint16_t *>(x), rows * call.inputs);
+    }
     call.rows = rows;
     call.y = reinterpret_cast<void *>(y);
     call.y_type = wide_y ? Type::kFloat32 : Type::kBfloat16;
@@ -205,10 +271,8 @@ void adamw(const std::string &instructions,
 
 py::dict blocks() {
   py::dict found;
-  for (const Kernels *one : {avx512_kernels(), avx2_kernels()}) {
-    if (one != nullptr && kernels_of(one->instructions) == one) {
-      found[one->instructions] = one->block;
-    }
+  for (const Kernels *one : available()) {
+    found[one->instructions] = py::make_tuple(one->block, one->paired_inputs);
   }
   return found;
 }
@@ -219,9 +283,9 @@ py::dict blocks() {
 PYBIND11_MODULE(_kernels, module) {
   using lmcore::cpu::ConstantProjection;
   module.doc() = "Kernels for the CPU; lmcore_cpu.kernel.native says when they are used.";
-  module.attr("INTERFACE") = 2;  // as in lmcore_cpu/kernel/native.py
+  module.attr("INTERFACE") = 3;  // as in lmcore_cpu/kernel/native.py
   module.def("blocks", &lmcore::cpu::blocks,
-             "Return the outputs of a block by instruction set, the fastest first.");
+             "Return Blocks by instruction set, the fastest first: see lmcore_cpu/kernel/native.py.");
   module.def("has_threads", [] { return lmcore::cpu::openmp().found(); },
              "Return True if torch's threads were found.");
   module.def("attend_next_token", &lmcore::cpu::attend_next_token,

@@ -5,6 +5,8 @@
 
 #pragma once
 
+#include <algorithm>
+
 #include "functions.hpp"
 #include "kernels.hpp"
 
@@ -34,39 +36,60 @@ inline void add_input(const Weight *weight, const float *x, std::int64_t inputs,
   }
 }
 
-// Scales the sums of a row, adds the bias, applies GELU and writes the outputs.
+// Scales the sums of a row, adds the bias, applies GELU and writes the outputs, all of a block.
+inline void write_whole_row(const Projection &call, std::int64_t row, std::int64_t output,
+                            const Lanes::Vector (&sums)[kVectors]) {
+  const std::int64_t at = row * call.outputs + output;
+  for (int n = 0; n < kVectors; ++n) {
+    const int shift = n * Lanes::kCount;
+    Lanes::Vector value = sums[n];
+    if (call.scale != nullptr) {
+      value = Lanes::multiply(value, Lanes::load(call.scale + output + shift));
+    }
+    if (call.bias != nullptr) {
+      value = Lanes::add(value, Lanes::load(call.bias + output + shift));
+    }
+    if (call.gelu) {
+      value = gelu(value);
+    }
+    if (call.y_type == Type::kFloat32) {
+      Lanes::store(static_cast<float *>(call.y) + at + shift, value);
+    } else {
+      Lanes::store(static_cast<std::uint16_t *>(call.y) + at + shift, value);
+    }
+  }
+}
+
+// The same for a block with outputs of padding.
 inline void write_row(const Projection &call, std::int64_t row, std::int64_t output,
                       const Lanes::Vector (&sums)[kVectors]) {
-  float values[kBlock];
-  for (int n = 0; n < kVectors; ++n) {
-    Lanes::store(values + n * Lanes::kCount, sums[n]);
+  const std::int64_t count = call.outputs - output;
+  if (count >= kBlock) {
+    write_whole_row(call, row, output, sums);
+    return;
   }
-  const std::int64_t left = call.outputs - output;
-  const std::int64_t count = left < kBlock ? left : kBlock;
+  float scale[kBlock];
+  float bias[kBlock];
+  float values[kBlock];
+  std::uint16_t narrow_values[kBlock];
+  Projection padded = call;
   if (call.scale != nullptr) {
-    for (std::int64_t i = 0; i < count; ++i) {
-      values[i] *= call.scale[output + i];
-    }
+    std::fill(std::copy_n(call.scale + output, count, scale), scale + kBlock, 0.0F);
+    padded.scale = scale;
   }
   if (call.bias != nullptr) {
-    for (std::int64_t i = 0; i < count; ++i) {
-      values[i] += call.bias[output + i];
-    }
-  }
-  if (call.gelu) {
-    for (int n = 0; n < kVectors; ++n) {
-      float *const at = values + n * Lanes::kCount;
-      Lanes::store(at, gelu(Lanes::load(at)));
-    }
+    std::fill(std::copy_n(call.bias + output, count, bias), bias + kBlock, 0.0F);
+    padded.bias = bias;
   }
   const std::int64_t at = row * call.outputs + output;
   if (call.y_type == Type::kFloat32) {
-    std::memcpy(static_cast<float *>(call.y) + at, values, count * sizeof(float));
-    return;
-  }
-  std::uint16_t *y = static_cast<std::uint16_t *>(call.y) + at;
-  for (std::int64_t i = 0; i < count; ++i) {
-    y[i] = to_bfloat16(values[i]);
+    padded.y = values;
+    write_whole_row(padded, 0, 0, sums);
+    std::copy_n(values, count, static_cast<float *>(call.y) + at);
+  } else {
+    padded.y = narrow_values;
+    write_whole_row(padded, 0, 0, sums);
+    std::copy_n(narrow_values, count, static_cast<std::uint16_t *>(call.y) + at);
   }
 }
 

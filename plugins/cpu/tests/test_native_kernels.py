@@ -14,7 +14,7 @@ from lmcore_cpu.kernel.few_rows import PackedWeight
 from lmcore_cpu.kernel.next_token_attention import next_token_attention
 from lmcore_cpu.kernel.weight_memory import new_weight
 
-INSTRUCTIONS = ("avx512", "avx2")
+INSTRUCTIONS = ("amx", "avx512", "avx2")
 DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -36,17 +36,22 @@ def numbers(*size: int, seed: int = 0) -> torch.Tensor:
 def test_a_projection(
     instructions: str, size: tuple[int, int], dtype: torch.dtype, gelu: bool
 ) -> None:
-    """It is the product in float32, for any number of rows; a row does not depend on others."""
+    """It is the product in float32, for any number of rows; a row does not depend on others.
+
+    Matrix units multiply bfloat16, to which they round float32 activations.
+    """
     outputs, inputs = size
     weight = (numbers(*size) * (30 if dtype == torch.int8 else 0.3)).to(dtype)
     scale = numbers(outputs, seed=1).abs() / 60 if dtype == torch.int8 else None
     bias = numbers(outputs, seed=2)
     packed = PackedWeight(weight, bias, scale, gelu=gelu, instructions=instructions)
     wide = weight.double() * (1 if scale is None else scale.double()[:, None])
-    for rows in (1, 2, 5, 6, 7, 12, 13, 24, 25, few_rows._MOST_ROWS + 1):
+    paired = instructions == "amx" and dtype == torch.bfloat16
+    for rows in (1, 2, 5, 6, 7, 12, 13, 17, 24, 25, 33, 64, few_rows._MOST_ROWS + 1):
         for x_dtype in DTYPES:
             x = numbers(rows, inputs, seed=rows).to(x_dtype)
-            expected = functional.linear(x.double(), wide, bias.double())
+            product_x = x.bfloat16() if paired else x
+            expected = functional.linear(product_x.double(), wide, bias.double())
             if gelu:
                 expected = functional.gelu(expected, approximate="tanh")
             found = packed.project(x)
@@ -60,7 +65,7 @@ def test_a_projection(
                 assert x_dtype != torch.float32 or torch.equal(other, found.to(output))
             tolerance = 2e-5 if x_dtype == torch.float32 else 1e-2
             torch.testing.assert_close(found.double(), expected, rtol=tolerance, atol=tolerance)
-            if rows <= few_rows._MOST_ROWS:
+            if rows <= few_rows._MOST_ROWS or paired:
                 alone = torch.cat([packed.project(x[row : row + 1]) for row in range(rows)])
                 assert torch.equal(found, alone)
 
@@ -81,9 +86,10 @@ def test_numbers_that_are_not_finite(instructions: str) -> None:
     """NaN stays in its row, in bfloat16 too, and GELU is exact where e^x is zero or infinite."""
     x = torch.tensor([[1.0, 2.0], [float("nan"), 0.0], [float("inf"), 1.0]])
     for dtype in DTYPES:
-        found = PackedWeight(torch.eye(2), None, instructions=instructions).project(x.to(dtype))
-        assert torch.equal(found.isnan().any(1), torch.tensor([False, True, True]))
-        assert torch.equal(found[0], x[0].to(dtype))
+        for weight in (torch.eye(2), torch.eye(2, dtype=torch.bfloat16)):
+            found = PackedWeight(weight, None, instructions=instructions).project(x.to(dtype))
+            assert torch.equal(found.isnan().any(1), torch.tensor([False, True, True]))
+            assert torch.equal(found[0], x[0].to(dtype))
     gelu = PackedWeight(torch.eye(1), None, gelu=True, instructions=instructions)
     ends = torch.tensor([[-1e30], [-40.0], [-9.0], [0.0], [9.0], [1e30]])
     expected = functional.gelu(ends.double(), approximate="tanh")

@@ -35,7 +35,12 @@ _PRODUCTS = {
     "bf16": {"bfloat16_products": True, "float16_products": True},
     "fp32": {"bfloat16_products": False, "float16_products": False},
 }
-_INSTRUCTIONS = {"avx512": ("avx512", "avx2"), "avx2": ("avx2",), "torch": ()}
+_INSTRUCTIONS = {
+    "amx": ("amx", "avx512", "avx2"),
+    "avx512": ("avx512", "avx2"),
+    "avx2": ("avx2",),
+    "torch": (),
+}
 _ONEDNN = {
     "onednn": {"onednn": True, "onednn_bfloat16": True},
     "onednn32": {"onednn": True, "onednn_bfloat16": False},
@@ -44,7 +49,10 @@ _ONEDNN = {
 
 
 def combinations() -> dict[str, dict[str, bool | tuple[str, ...]]]:
-    """Return the facts of each combination, by name; no processor multiplies what oneDNN lacks."""
+    """Return the facts of each combination, by name.
+
+    No processor multiplies what oneDNN lacks, or has matrix units for what it does not multiply.
+    """
     return {
         ",".join(names): {
             **_LIBRARIES[names[0]],
@@ -53,7 +61,7 @@ def combinations() -> dict[str, dict[str, bool | tuple[str, ...]]]:
             **_ONEDNN[names[3]],
         }
         for names in product(_LIBRARIES, _PRODUCTS, _INSTRUCTIONS, _ONEDNN)
-        if (names[1], names[3]) != ("bf16", "onednn32")
+        if (names[1], names[3]) != ("bf16", "onednn32") and (names[1], names[2]) != ("fp32", "amx")
     }
 
 

@@ -101,6 +101,8 @@ def test_moved_script_has_the_losses_of_plain_torch(
 
 
 @pytest.mark.peer
+# Lightning's advice on a machine with Slurm.
+@pytest.mark.filterwarnings("ignore:The `srun` command is available")
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_fabric_has_the_same_losses(start: Any, tmp_path: Path, precision: str) -> None:
     """The script before and after the move, bit for bit on one CPU process."""

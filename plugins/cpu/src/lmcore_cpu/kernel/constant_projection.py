@@ -1,7 +1,7 @@
 """Projections by a weight that does not change, in the layout of the fastest kernel.
 
 `few_rows` takes float32 on processors with AVX-512 on which MKL is faster than oneDNN, and bfloat16
-on processors without products of bfloat16.  On others oneDNN takes both, in its own layout.
+on processors with matrix units or without products of bfloat16.  On others oneDNN takes both, in its own layout.
 Measured on all products of a 124M model, 2 cores of an Intel Xeon with AMX, for 1 to 16 rows:
 bfloat16 takes 12 to 13 ms in oneDNN's layout, 18 to 20 ms in torch's.  float32 takes 25 ms instead
 of 39 ms for 4 rows and 29 ms instead of 53 ms for 8; for 1 and 2 rows MKL, in torch's layout, is
@@ -88,7 +88,8 @@ def _few_rows_is_faster(dtype: torch.dtype) -> bool:
     here = facts()
     if dtype == torch.float32:
         return "avx512" in here.instructions and here.blas_is_faster
-    return bool(here.instructions) and dtype == torch.bfloat16 and not here.bfloat16_products
+    by_lmcore = here.matrix_units or not here.bfloat16_products
+    return bool(here.instructions) and dtype == torch.bfloat16 and by_lmcore
 
 
 def _packed(

@@ -1,10 +1,11 @@
-"""Products of a few rows with a constant weight in float32, bfloat16 or 8 bits, in float32 sums.
+"""Products with a constant weight in float32, bfloat16 or 8 bits, in float32 sums, for few rows.
 
 With few rows most of the time goes into reading the weight: its size and its order in memory
 decide.  The C++ of `native/cpu/projection.hpp` reads a packed copy from front to back: blocks of a
 few vectors of outputs, each with all inputs, so that a block's sums stay in registers.  It expands
 the weight to float32 in registers, which needs no instructions for bfloat16, and prefetches, with
-which a core uses more of the memory's bandwidth.
+which a core uses more of the memory's bandwidth.  A bfloat16 weight goes to the processor's matrix
+units if it has them (`matrix_units.hpp`), with activations in bfloat16, for any number of rows.
 
 Shapes: M rows (all leading dims), I inputs, O outputs, P blocks, B outputs of a block.
 """
@@ -30,9 +31,11 @@ _MOST_ROWS = 256
 class PackedWeight:
     """Weight [O, I] in blocks of outputs, each with all inputs: [P, I, B].
 
+    For matrix units the inputs are in pairs, and padded with zeros: [P, I / 2, B, 2].
+
     Attributes:
         outputs, inputs: Size of the weight.
-        blocks_PIB: Packed values; the last block is padded with zeros.
+        blocks: Packed values; the last block is padded with zeros.
     """
 
     def __init__(
@@ -58,19 +61,22 @@ class PackedWeight:
         kernels = facts().kernels
         assert kernels is not None, native.reason()
         chosen = instructions or facts().instructions[0]
-        block = kernels.blocks()[chosen]
+        block, pairs = kernels.blocks()[chosen]
+        self._paired = pairs > 0 and weight_OI.dtype == torch.bfloat16
         self.outputs, self.inputs = weight_OI.shape
-        padding = -self.outputs % block
-        padded = functional.pad(weight_OI.detach(), (0, 0, 0, padding))
-        blocks_PIB = padded.unflatten(0, (-1, block)).transpose(1, 2)
-        self.blocks_PIB = new_weight(tuple(blocks_PIB.shape), weight_OI.dtype).copy_(blocks_PIB)
+        more = -self.inputs % pairs if self._paired else 0
+        padded = functional.pad(weight_OI.detach(), (0, more, 0, -self.outputs % block))
+        blocks = padded.unflatten(0, (-1, block)).transpose(1, 2)
+        if self._paired:
+            blocks = blocks.unflatten(1, (-1, 2)).transpose(2, 3)
+        self.blocks = new_weight(tuple(blocks.shape), weight_OI.dtype).copy_(blocks)
         self._scale_O, self._bias_O = (
             None if one is None else one.detach().float().contiguous() for one in (scale_O, bias_O)
         )
         self._gelu, self._output = gelu, output
         self._projection = kernels.ConstantProjection(
             chosen,
-            self.blocks_PIB.data_ptr(),
+            self.blocks.data_ptr(),
             _TYPES[weight_OI.dtype],
             self.inputs,
             self.outputs,
@@ -82,6 +88,8 @@ class PackedWeight:
     def project(self, x: Tensor) -> Tensor:
         """Return gelu((x @ weight.T) * scale + bias), rounded once to the output's dtype.
 
+        Matrix units round float32 activations to bfloat16.
+
         Args:
             x: float32 or bfloat16, [..., I].
 
@@ -92,7 +100,8 @@ class PackedWeight:
             raise ValueError(f"a weight with {self.inputs} inputs, x is {x.dtype} {(*x.shape,)}")
         rows = x.numel() // self.inputs
         output = x.dtype if self._output is None else self._output
-        if rows > _MOST_ROWS and self.blocks_PIB.dtype != torch.float32 and not self._gelu:
+        narrow = self.blocks.dtype != torch.float32 and not self._paired
+        if rows > _MOST_ROWS and narrow and not self._gelu:
             return self._project_many(x).to(output)
         x = x.contiguous()
         y = x.new_empty((*x.shape[:-1], self.outputs), dtype=output)
@@ -109,10 +118,10 @@ class PackedWeight:
         return wide if self._bias_O is None else wide.add_(self._bias_O)
 
     def transposed(self, dtype: torch.dtype) -> Tensor:
-        """Return the weight without scale in another dtype, [I, O], in new memory."""
-        blocks, inputs, block = self.blocks_PIB.shape
-        weight_IPB = self.blocks_PIB.new_empty((inputs, blocks, block), dtype=dtype)
-        weight_IPB.copy_(self.blocks_PIB.transpose(0, 1))
+        """Return the weight without scale in another dtype, [I, O], in new memory; not in pairs."""
+        blocks, inputs, block = self.blocks.shape
+        weight_IPB = self.blocks.new_empty((inputs, blocks, block), dtype=dtype)
+        weight_IPB.copy_(self.blocks.transpose(0, 1))
         weight_IO: Tensor = weight_IPB.view(inputs, -1)
         return weight_IO[:, : self.outputs]
 

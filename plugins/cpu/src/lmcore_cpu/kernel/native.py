@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ConstantProjection", "Kernels", "module", "reason"]
 
-_INTERFACE = 2
+_INTERFACE = 3
 """Version of the signatures, also in `native/cpu/module.cpp`; raise both with every change."""
 
 
@@ -34,8 +34,12 @@ class ConstantProjection(Protocol):
 class Kernels(Protocol):
     """Functions of `lmcore_cpu._kernels`; they read arrays in place and release the GIL."""
 
-    def blocks(self) -> Mapping[str, int]:
-        """Return the outputs of a block by instruction set, the fastest first."""
+    def blocks(self) -> Mapping[str, tuple[int, int]]:
+        """Return how weights are packed for each instruction set, the fastest first.
+
+        The outputs of a block, and the divisor of the inputs of bfloat16 weights, which are packed
+        in pairs; 0 if they are not.
+        """
 
     def has_threads(self) -> bool:
         """Return True if torch's threads were found."""

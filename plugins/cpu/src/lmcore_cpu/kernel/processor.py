@@ -84,6 +84,11 @@ class Facts:
         return () if found is None else tuple(found.blocks())
 
     @property
+    def matrix_units(self) -> bool:
+        """True if there are kernels for the processor's matrix units, which take bfloat16."""
+        return "amx" in self.instructions
+
+    @property
     def kernels(self) -> Kernels | None:
         """The functions of `lmcore_cpu._kernels`; None if none is for this processor."""
         from lmcore_cpu.kernel import native
