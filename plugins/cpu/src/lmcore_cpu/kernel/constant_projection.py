@@ -1,13 +1,13 @@
 """Projections by a weight that does not change, in the layout of the fastest kernel.
 
 `few_rows` takes float32 on processors with AVX-512 on which MKL is faster than oneDNN, and bfloat16
-on processors with matrix units or without products of bfloat16.  On others oneDNN takes both, in its own layout.
-Measured on all products of a 124M model, 2 cores of an Intel Xeon with AMX, for 1 to 16 rows:
-bfloat16 takes 12 to 13 ms in oneDNN's layout, 18 to 20 ms in torch's.  float32 takes 25 ms instead
-of 39 ms for 4 rows and 29 ms instead of 53 ms for 8; for 1 and 2 rows MKL, in torch's layout, is
-faster than oneDNN.  On 2 cores of an AMD EPYC oneDNN reads 44 to 92 GB/s of float32 for
-1 row, torch 17 GB/s.  A processor without products of bfloat16 takes 2.6 s for 900 rows, and 0.6 s
-if the weight is expanded to float32 for the product.
+on processors with matrix units or without products of bfloat16.  On others oneDNN takes both, in
+the order in memory that is best for it.  Measured on all products of a 124M model, 2 cores of an
+Intel Xeon with AMX, for 1 to 16 rows: float32 takes 25 ms instead of 39 ms for 4 rows and 29 ms
+instead of 53 ms for 8; for 1 and 2 rows MKL, in torch's layout, is faster than oneDNN.  bfloat16 on
+one core, for 1 to 8 rows: matrix units read 20 GB/s, oneDNN 14 to 17.  On 2 cores of an AMD EPYC
+oneDNN reads 44 to 92 GB/s of float32 for 1 row, torch 17 GB/s.  A processor without products of
+bfloat16 takes 2.6 s for 900 rows, and 0.6 s if the weight is expanded to float32 for the product.
 
 Shapes: M rows (all leading dims), I inputs, O outputs.
 """
