@@ -53,20 +53,31 @@ def _negative_log(
 
 
 class _ChunkedLoss(torch.autograd.Function):
+    """The loss with both gradients; products in the dtype of `hidden_TH` and `weight_VH`.
+
+    *like_hidden* and *like_weight* have the dtypes of the gradients, and get them.
+    """
+
     @staticmethod
     def forward(
-        ctx: Any, hidden_TH: Tensor, weight_VH: Tensor, target_T: Tensor, loss_weight_T: Tensor
+        ctx: Any,
+        like_hidden: Tensor,
+        like_weight: Tensor,
+        dtype: torch.dtype,
+        target_T: Tensor,
+        loss_weight_T: Tensor,
     ) -> Tensor:
         wants_hidden, wants_weight = ctx.needs_input_grad[:2]
+        hidden_TH, weight_VH = like_hidden.to(dtype), like_weight.to(dtype)
         tokens, vocab = hidden_TH.shape[0], weight_VH.shape[0]
         rows = _block_rows(tokens, vocab)
-        grad_hidden_TH = torch.empty_like(hidden_TH) if wants_hidden else None
-        wide = torch.promote_types(hidden_TH.dtype, torch.float32)
+        grad_hidden_TH = torch.empty_like(like_hidden) if wants_hidden else None
+        wide = torch.promote_types(dtype, torch.float32)
         # Blocks of a narrow dtype are added in float32.
         total_VH = None
         if wants_weight:
-            dtype = wide if rows < tokens else weight_VH.dtype
-            total_VH = (torch.empty_like if tokens else torch.zeros_like)(weight_VH, dtype=dtype)
+            sums = wide if rows < tokens else like_weight.dtype
+            total_VH = (torch.empty_like if tokens else torch.zeros_like)(like_weight, dtype=sums)
         losses = []
         for start in range(0, tokens, rows):
             block = slice(start, min(start + rows, tokens))
@@ -87,17 +98,17 @@ class _ChunkedLoss(torch.autograd.Function):
                 grad_CH = _product(delta_CV, weight_VH.t())
                 torch.mul(grad_CH, scale_C.unsqueeze(-1), out=grad_hidden_TH[block])
             if total_VH is not None:
-                scaled_CH = (hidden_CH * scale_C.unsqueeze(-1)).to(hidden_CH.dtype)
-                if total_VH.dtype == weight_VH.dtype:
+                scaled_CH = (hidden_CH * scale_C.unsqueeze(-1)).to(dtype)
+                if total_VH.dtype == dtype:
                     beta = 0.0 if start == 0 else 1.0
                     torch.addmm(total_VH, delta_CV.t(), scaled_CH, beta=beta, out=total_VH)
                 elif start == 0:
                     total_VH.copy_(delta_CV.t() @ scaled_CH)
                 else:
                     total_VH.add_(delta_CV.t() @ scaled_CH)
-        grad_weight_VH = None if total_VH is None else total_VH.to(weight_VH.dtype)
+        grad_weight_VH = None if total_VH is None else total_VH.to(like_weight.dtype)
         ctx.save_for_backward(grad_hidden_TH, grad_weight_VH)
-        return torch.stack(losses).sum() if losses else hidden_TH.new_zeros((), dtype=wide)
+        return torch.stack(losses).sum() if losses else like_hidden.new_zeros((), dtype=wide)
 
     @staticmethod
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
@@ -105,7 +116,16 @@ class _ChunkedLoss(torch.autograd.Function):
             grad if grad is None or grad_loss == 1 else grad * grad_loss
             for grad in ctx.saved_tensors
         ]
-        return (*grads, None, None)
+        return (*grads, None, None, None)
+
+
+def _dtype_of_products(hidden_TH: Tensor, weight_VH: Tensor) -> torch.dtype:
+    """Return autocast's dtype if the processor multiplies it, else the wider one of the two."""
+    wide = torch.promote_types(hidden_TH.dtype, weight_VH.dtype)
+    if not torch.is_autocast_enabled("cpu") or wide == torch.float64:
+        return wide
+    narrow = torch.get_autocast_dtype("cpu")
+    return narrow if narrow == torch.bfloat16 and facts().bfloat16_products else wide
 
 
 def linear_cross_entropy(
@@ -114,14 +134,14 @@ def linear_cross_entropy(
     """Return the sum of loss_weight times the cross entropy of hidden @ weight.T, in float32.
 
     Gradients flow to *hidden_TH* and *weight_VH*.  They are computed in the forward pass, unless
-    gradients are off.  Where the two differ in dtype, as under autocast, the wider one is used.
+    gradients are off.  Under autocast to bfloat16 the products are in bfloat16 if the processor has
+    instructions for it; otherwise, where the two differ in dtype, the wider one is used.
     """
     if not torch.is_grad_enabled():  # an input that requires a gradient would still get one
         hidden_TH, weight_VH = hidden_TH.detach(), weight_VH.detach()
-    wide = torch.promote_types(hidden_TH.dtype, weight_VH.dtype)
-    hidden_TH, weight_VH = hidden_TH.to(wide), weight_VH.to(wide)
+    dtype = _dtype_of_products(hidden_TH, weight_VH)
     with torch.autocast("cpu", enabled=False):
         loss: Tensor = _ChunkedLoss.apply(  # type: ignore[no-untyped-call]
-            hidden_TH, weight_VH, target_T, loss_weight_T
+            hidden_TH, weight_VH, dtype, target_T, loss_weight_T
         )
     return loss
