@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +27,15 @@ def _adamw(model: torch.nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
 
 
-def transformers_step(shape: Shape, *, compiled: bool, threads: int) -> Callable[[], float]:
+def _autocast(precision: str) -> AbstractContextManager[Any]:
+    import torch
+
+    return torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16")
+
+
+def transformers_step(
+    shape: Shape, *, compiled: bool, threads: int, precision: str = "fp32"
+) -> Callable[[], float]:
     """Return a step of the `transformers` GPT-2, BERT or T5, with its own loss."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     import torch
@@ -40,7 +49,8 @@ def transformers_step(shape: Shape, *, compiled: bool, threads: int) -> Callable
 
     def take() -> float:
         optimizer.zero_grad()
-        loss = run(**batch).loss
+        with _autocast(precision):
+            loss = run(**batch).loss
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -123,7 +133,9 @@ def _t5(shape: Shape) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
     }
 
 
-def megatron_step(shape: Shape, *, compiled: bool, threads: int) -> Callable[[], float]:
+def megatron_step(
+    shape: Shape, *, compiled: bool, threads: int, precision: str = "fp32"
+) -> Callable[[], float]:
     """Return a step of megatron-core's GPTModel with the local layer spec.
 
     It asks for its accelerator by name; the replacement on a CPU is patched in below.
@@ -180,7 +192,8 @@ def megatron_step(shape: Shape, *, compiled: bool, threads: int) -> Callable[[],
 
     def take() -> float:
         optimizer.zero_grad()
-        loss = model(tokens, positions, mask, labels=targets).mean()
+        with _autocast(precision):
+            loss = model(tokens, positions, mask, labels=targets).mean()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

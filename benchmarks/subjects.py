@@ -169,13 +169,19 @@ class Parts:
 
 
 def lmcore_step(
-    shape: Shape, *, compiled: bool, threads: int, device: str = "cpu"
+    shape: Shape,
+    *,
+    compiled: bool,
+    threads: int,
+    device: str = "cpu",
+    precision: str | None = None,
 ) -> Callable[[], float]:
     """Return a step as `lmcore train` takes it, metrics and display included."""
     from lmcore.train.step import TrainStep
     from lmcore.train.step_queue import StepQueue
 
-    parts = Parts(shape, compiled=compiled, threads=threads, device=device)
+    flags = [] if precision is None else ["--precision", precision]
+    parts = Parts(shape, compiled=compiled, threads=threads, device=device, flags=flags)
     batches = parts.batches()
     queue = StepQueue(TrainStep(parts.state, parts.plan, parts.runtime), batches)
     report = parts.report()
@@ -189,9 +195,12 @@ def lmcore_step(
     return take
 
 
-def bare_step(shape: Shape, *, compiled: bool, threads: int) -> Callable[[], float]:
+def bare_step(
+    shape: Shape, *, compiled: bool, threads: int, precision: str = "fp32"
+) -> Callable[[], float]:
     """Return a hand-written step on the same model, its batch made ahead."""
-    parts = Parts(shape, compiled=compiled, threads=threads)
+    flags = ["--precision", precision]
+    parts = Parts(shape, compiled=compiled, threads=threads, flags=flags)
     import torch
 
     from lmcore.train.token_mean import mean_loss
@@ -203,7 +212,8 @@ def bare_step(shape: Shape, *, compiled: bool, threads: int) -> Callable[[], flo
 
     def take() -> float:
         model.zero_grad()
-        loss = mean_loss(model.loss, batch, model.family, device)
+        with parts.runtime.precision.context():
+            loss = mean_loss(model.loss, batch, model.family, device)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step(1e-4)

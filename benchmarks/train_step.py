@@ -7,11 +7,13 @@ installed is left out and named.
 
     python benchmarks/train_step.py                     # small model, eager
     python benchmarks/train_step.py --shape 124m --contenders lmcore+compile transformers+compile
+    python benchmarks/train_step.py --shape 124m --precision bf16
     python benchmarks/train_step.py --family bert --contenders lmcore transformers
     python benchmarks/train_step.py --family t5 --contenders lmcore transformers
 
 Contenders: `lmcore` is what `lmcore train` runs (loader, metrics and all); `lmcore-bare` is the
-same model and kernels in a hand-written loop, for the cost of the framework.
+same model and kernels in a hand-written loop, for the cost of the framework.  With `--precision
+bf16` lmcore trains by its policy of that name, the peers under torch's autocast.
 """
 
 from __future__ import annotations
@@ -78,12 +80,12 @@ CONTENDERS: dict[str, Callable[..., Step]] = {
 class Contender:
     """One contender in a separate process, so that no other's settings reach it."""
 
-    def __init__(self, name: str, shape: str, threads: int) -> None:
+    def __init__(self, name: str, shape: str, threads: int, precision: str) -> None:
         """Start the process and wait until it has taken two steps."""
         self.name = name
         command = [sys.executable, "-W", "ignore", __file__, "--worker", name, "--shape", shape]
         self.process = subprocess.Popen(
-            [*command, "--threads", str(threads)],
+            [*command, "--threads", str(threads), "--precision", precision],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -112,12 +114,13 @@ class Contender:
         self.process.wait()
 
 
-def work(name: str, shape: Shape, threads: int) -> None:
+def work(name: str, shape: Shape, threads: int, precision: str) -> None:
     """Take steps as the lines of standard input say; the body of a contender's process."""
     base, _, mode = name.partition("+")
     began = time.perf_counter()
     try:
-        step = CONTENDERS[base](shape, compiled=mode == "compile", threads=threads)
+        compiled = mode == "compile"
+        step = CONTENDERS[base](shape, compiled=compiled, threads=threads, precision=precision)
         losses = [step(), step()]
     except ImportError as missing:
         print(json.dumps({"missing": str(missing)}), flush=True)
@@ -131,11 +134,11 @@ def work(name: str, shape: Shape, threads: int) -> None:
         print(json.dumps({"seconds": (time.perf_counter() - began) / steps}), flush=True)
 
 
-def start(names: list[str], shape: str, threads: int) -> dict[str, Contender]:
+def start(names: list[str], shape: str, threads: int, precision: str) -> dict[str, Contender]:
     """Return the contenders that can run here, warmed up."""
     found = {}
     for name in names:
-        contender = Contender(name, shape, threads)
+        contender = Contender(name, shape, threads, precision)
         if "missing" in contender.ready:
             print(f"{name}: left out, {contender.ready['missing']}", file=sys.stderr)
             contender.close()
@@ -169,6 +172,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--per-turn", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--json", action="store_true")
     asked = parse(parser, shape="toy", turns=1, per_turn=1, threads=1)
     usual = {
@@ -179,10 +183,10 @@ def main() -> None:
     asked.shape = usual[1] if asked.shape == "toy" else asked.shape or usual[0]
     shape = SHAPES[asked.shape]
     if asked.worker:
-        work(asked.worker, shape, asked.threads)
+        work(asked.worker, shape, asked.threads, asked.precision)
         return
     check(asked)
-    contenders = start(asked.contenders, asked.shape, asked.threads)
+    contenders = start(asked.contenders, asked.shape, asked.threads, asked.precision)
     try:
         seconds = measure(contenders, turns=asked.turns, per_turn=asked.per_turn)
     finally:
@@ -203,9 +207,11 @@ def main() -> None:
     }
     if asked.json:
         found = {"shape": asked.shape, "threads": asked.threads, "rows": rows}
+        found["precision"] = asked.precision
         print(json.dumps(marked(found, asked), indent=2))
         return
-    print(f"{asked.shape}, {asked.threads} threads, torch {metadata.version('torch')}")
+    torch_version = metadata.version("torch")
+    print(f"{asked.shape}, {asked.precision}, {asked.threads} threads, torch {torch_version}")
     print(f"{'':<24}{'ms a step':>10}{'best':>8}{'tokens/s':>10}   time / lmcore's")
     for name, row in rows.items():
         ratio = f"{row['ratio_of_lmcore']:.2f}" if row["ratio_of_lmcore"] else ""
