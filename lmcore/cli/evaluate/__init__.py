@@ -20,6 +20,7 @@ from lmcore.base.errors import (
     LmcoreError,
     counted,
 )
+from lmcore.base.signals import TerminatedError, clean_termination
 from lmcore.cli.evaluate.dispatch import evaluate_head, split_training
 from lmcore.cli.evaluate.outputs import (
     check_outputs,
@@ -126,7 +127,11 @@ def run(argv: list[str]) -> int:
     def work() -> None:
         _evaluate(section, checkpoints, wanted, plan, plugins, settings, model)
 
-    with _explained(section, plan):
+    # A signal leaves no hidden file of examples; one of several processes may wait for another
+    # one, where Python handles no signal.
+    alone = not plan.starts_processes and plan.rank.world_size == 1
+    ended = clean_termination() if alone else nullcontext()
+    with ended, _explained(section, plan):
         status = run_planned(["evaluate", *argv], plan, plugins, work)
     if plan.starts_processes and status == _INTERRUPTED:
         sys.stderr.write(f"\n{_kept(section)}\n")  # below the launcher's line
@@ -138,8 +143,8 @@ def _explained(section: EvaluateSection, plan: ProcessPlan) -> Iterator[None]:
     """Say what is kept at an error, and of a model that predicts no text that it is not scored."""
     try:
         yield
-    except KeyboardInterrupt as interrupt:
-        interrupt.add_note(_kept(section))
+    except (KeyboardInterrupt, TerminatedError) as stopped:
+        stopped.add_note(_kept(section))
         raise
     except LmcoreError as error:
         from lmcore.inference.load import NoTextError

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 import torch
 
 from lmcore.base.errors import CheckpointError, ConfigError, DataError
+from lmcore.base.signals import TerminatedError
 from lmcore.checkpoint import save_checkpoint
 from lmcore.cli.evaluate import run
 from lmcore.contract import OP_SPECS, OpTable
@@ -406,3 +409,22 @@ def test_a_task_misspelt_with_its_data(runs: Path) -> None:
     with pytest.raises(ConfigError, match="is for no task of `--task`") as caught:
         call(runs, *flags)
     assert "did you mean `lambada`" in str(caught.value.hint)
+
+
+def test_a_termination_leaves_no_hidden_file(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scheduler ends a job by SIGTERM: what is kept is said, as at Ctrl-C."""
+    from lmcore.cli import evaluate
+
+    def terminate(*_arguments: object, **_options: object) -> None:
+        assert len(list(tmp_path.iterdir())) == 2
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(evaluate, "loaded_model", terminate)
+    given = ["--output", str(tmp_path / "a.json"), "--examples", str(tmp_path / "b.jsonl")]
+    with pytest.raises(TerminatedError) as caught:
+        call(runs, "--text", str(runs / "book.txt"), *given)
+    assert caught.value.code == 143
+    assert "the same command continues" in caught.value.__notes__[0]
+    assert not list(tmp_path.iterdir())  # there was no result yet
