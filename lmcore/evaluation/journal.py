@@ -1,8 +1,9 @@
-"""`Journal`: log-likelihoods of an evaluation that are kept, so that a stopped one continues.
+"""`Journal`: results of an evaluation that are kept, so that a stopped one continues.
 
-The file has a JSON line for each pass: the key of the task's requests and of the model, and the
-results by the number of the request.  A line that is cut off at the end of the file is left out.
-Results that the evaluation did not ask for are of another one, and stay in the file at its end.
+The file has a JSON line for each pass, or for generated texts: the key of the task's requests and
+of the model, and the log-likelihoods or texts by the number of the request.  A line that is cut off
+at the end of the file is left out.  Results that the evaluation did not ask for are of another one,
+and stay in the file at its end.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from lmcore.base.durable import AtomicFile
 from lmcore.base.errors import RunError, counted
@@ -73,18 +74,19 @@ class Journal:
         Raises:
             RunError: The file cannot be read.
         """
-        found: dict[int, LogLikelihood] = {}
-        self._own.add(key)
-        if key not in self._places:
-            return found
-        try:
-            with self.path.open("rb") as stream:
-                for place in self._places[key]:
-                    stream.seek(place)
-                    found |= _results(stream.readline(_LONGEST))[1]
-        except (OSError, ValueError) as error:
-            raise RunError(f"cannot read `{self.path}`", why=str(error)) from error
-        return found
+        found = self._found(key)
+        return {number: one for number, one in found.items() if isinstance(one, LogLikelihood)}
+
+    def texts(self, key: str) -> Mapping[int, str]:
+        """Return the generated texts of requests by their number, read from the file.
+
+        Args:
+            key: Result of `requests_key`.
+
+        Raises:
+            RunError: The file cannot be read.
+        """
+        return {number: one for number, one in self._found(key).items() if isinstance(one, str)}
 
     def add(self, key: str, found: Mapping[int, LogLikelihood]) -> None:
         """Write the results of a pass.
@@ -93,10 +95,17 @@ class Journal:
             key: Result of `requests_key`.
             found: Results by the number of the request.
         """
-        self._own.add(key)
         results = [[number, one.logprob, one.greedy, one.tokens] for number, one in found.items()]
-        self._stream.write(json.dumps({"key": key, "results": results}) + "\n")
-        self._stream.flush()
+        self._write(key, results)
+
+    def add_texts(self, key: str, found: Mapping[int, str]) -> None:
+        """Write generated texts.
+
+        Args:
+            key: Result of `requests_key`.
+            found: Texts by the number of the request.
+        """
+        self._write(key, [[number, text] for number, text in found.items()])
 
     def close(self) -> None:
         """Close the file, which stays if it has results."""
@@ -126,6 +135,25 @@ class Journal:
             self.path,
         )
 
+    def _write(self, key: str, results: Sequence[Sequence[Any]]) -> None:
+        self._own.add(key)
+        self._stream.write(json.dumps({"key": key, "results": results}) + "\n")
+        self._stream.flush()
+
+    def _found(self, key: str) -> dict[int, LogLikelihood | str]:
+        found: dict[int, LogLikelihood | str] = {}
+        self._own.add(key)
+        if key not in self._places:
+            return found
+        try:
+            with self.path.open("rb") as stream:
+                for place in self._places[key]:
+                    stream.seek(place)
+                    found |= _results(stream.readline(_LONGEST))[1]
+        except (OSError, ValueError) as error:
+            raise RunError(f"cannot read `{self.path}`", why=str(error)) from error
+        return found
+
     def _read(self) -> None:
         """Find the lines that have results of each key; the results stay in the file."""
         count = place = 0
@@ -142,7 +170,7 @@ class Journal:
             logger.info("`%s` has %s of an evaluation", self.path, counted(count, "result"))
 
 
-def _results(line: bytes) -> tuple[str, dict[int, LogLikelihood]]:
+def _results(line: bytes) -> tuple[str, dict[int, LogLikelihood | str]]:
     """Return the key and the results of a line.
 
     Raises:
@@ -151,8 +179,10 @@ def _results(line: bytes) -> tuple[str, dict[int, LogLikelihood]]:
     try:
         record = json.loads(line)
         return str(record["key"]), {
-            int(number): LogLikelihood(float(logprob), bool(greedy), int(tokens))
-            for number, logprob, greedy, tokens in record["results"]
+            int(number): str(values[0])
+            if len(values) == 1
+            else LogLikelihood(float(values[0]), bool(values[1]), int(values[2]))
+            for number, *values in record["results"]
         }
-    except (KeyError, TypeError, RecursionError) as error:
+    except (KeyError, TypeError, IndexError, RecursionError) as error:
         raise ValueError(repr(error)) from error

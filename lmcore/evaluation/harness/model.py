@@ -8,6 +8,7 @@ every text is added unless the text has it.
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -182,20 +183,34 @@ class HarnessModel(LM):  # type: ignore[misc, unused-ignore]
         )
         # The longest first: they need the most memory.
         order = sorted(range(len(asked)), key=lambda number: -len(asked[number][0].prompt))
-        made = {number: batch.add(asked[number][0]) for number in order}
+        journal, key = self.journal, ""
+        answers: dict[int, str] = {}
+        if journal is not None:
+            options = json.dumps([one.args[1] for one in requests], sort_keys=True, default=str)
+            prompts = [Scored(tuple(one.prompt), ()) for one, _stop in asked]
+            key = requests_key(f"{identity(self.loaded)} {options}", prompts)
+            answers.update(journal.texts(key))
+        made = {number: batch.add(asked[number][0]) for number in order if number not in answers}
 
         def report(_changed: Sequence[Continuation]) -> None:
-            done = sum(one.ended for one in made.values())
-            self.progress("generate_until", done, len(made))
+            ended = {
+                number: self._text(one.tokens, asked[number][1])
+                for number, one in made.items()
+                if one.ended and one.error is None and number not in answers
+            }
+            answers.update(ended)
+            if journal is not None and ended:
+                journal.add_texts(key, ended)
+            self.progress("generate_until", sum(one.ended for one in made.values()), len(made))
 
-        batch.run(report)
-        answers = []
+        if made:
+            batch.run(report)
+        for one in made.values():
+            if one.error is not None:
+                raise one.error
         for number, request in enumerate(requests):
-            if (error := made[number].error) is not None:
-                raise error
-            answers.append(self._text(made[number].tokens, asked[number][1]))
-            self.cache_hook.add_partial("generate_until", request.args, answers[-1])
-        return answers
+            self.cache_hook.add_partial("generate_until", request.args, answers[number])
+        return [answers[number] for number in range(len(requests))]
 
     def apply_chat_template(
         self,

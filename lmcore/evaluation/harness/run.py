@@ -110,8 +110,8 @@ class Catalogue:
             limit: Number of examples of each task that are taken from the beginning; None: all.
             chat: True to ask in the form of the model's chat template.
             progress: Called after each pass.
-            journal: File of an earlier evaluation that was stopped, whose log-likelihoods are used;
-                None: there is none, and none is written.
+            journal: File of an earlier evaluation that was stopped, whose results are used; None:
+                there is none, and none is written.
             pool: Models that compute the log-likelihoods; None: this one.
 
         Raises:

@@ -29,6 +29,18 @@ def test_results_come_back(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_texts_come_back(tmp_path: Path) -> None:
+    """Generated texts are kept beside log-likelihoods; neither is taken for the other."""
+    journal = Journal(tmp_path / "a.part")
+    journal.add_texts("one", {0: "a\nb", 2: ""})
+    journal.add("one", {3: RESULTS[3]})
+    journal.close()
+    with closing(Journal(tmp_path / "a.part")) as again:
+        assert again.texts("one") == {0: "a\nb", 2: ""}
+        assert again.known("one") == {3: RESULTS[3]}
+        assert again.texts("two") == {}
+
+
 def test_a_line_that_is_cut_off(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "a.part"
     journal = Journal(path)

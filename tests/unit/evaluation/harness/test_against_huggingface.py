@@ -167,6 +167,32 @@ def test_generate_until(models: tuple[Any, Any]) -> None:
     assert ours == theirs
 
 
+def test_texts_of_a_stopped_evaluation(models: tuple[Any, Any], tmp_path: Path) -> None:
+    """Texts that the file has are not generated again; the others are."""
+    from lmcore.evaluation.journal import Journal
+
+    ours, path = models[0], tmp_path / "a.part"
+    options = {"until": ["\n"], "max_gen_toks": 9}
+    asked = instances("generate_until", [(one, dict(options)) for one in _WORDS])
+    made: list[int] = []
+    progress, ours.progress = ours.progress, lambda _kind, done, _total: made.append(done)
+    try:
+        ours.journal = Journal(path)
+        whole = ours.generate_until(asked)
+        ours.journal.close()
+        # A text that no model makes shows that it comes from the file.
+        path.write_text(path.read_text().replace(json.dumps(whole[0]), '"kept"'))
+        ours.journal, made[:] = Journal(path), []
+        assert ours.generate_until(asked) == ["kept", *whole[1:]]
+        assert made == []
+        others = instances("generate_until", [(one, {**options, "until": []}) for one in _WORDS])
+        ours.generate_until(others)
+        assert made[-1] == len(others)
+        ours.journal.close()
+    finally:
+        ours.journal, ours.progress = None, progress
+
+
 def test_chat_template(models: tuple[Any, Any]) -> None:
     chat = [{"role": "user", "content": "Hello "}, {"role": "assistant", "content": "It was "}]
     ours, theirs = models
