@@ -180,6 +180,11 @@ def test_held_out_text_is_found(trained: Any, sentences: str, tmp_path: Path, ca
         assert main([*evaluate, *words.split()]) != 0
         assert wanted in capsys.readouterr().err
     assert main([*evaluate, "--index", index, *more[4:], "--examples", str(questions)]) != 0
+    assert "is a file that the evaluation reads" in capsys.readouterr().err
+    foreign = tmp_path / "notes.txt"
+    foreign.write_text("notes")
+    assert main([*evaluate, "--index", index, *more[4:], "--examples", str(foreign)]) != 0
     assert "has no examples of `lmcore evaluate`" in capsys.readouterr().err
+    assert foreign.read_text() == "notes"
     assert main([*evaluate[:2], "--task", "lambada", "--index", index]) != 0
     assert "needs `--task nq`" in capsys.readouterr().err

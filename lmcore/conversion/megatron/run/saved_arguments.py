@@ -293,7 +293,7 @@ class _Reader:
             raise self._unsupported(f"`hidden_size` is `{hidden}`, the number of heads `{heads}`")
         positions = self._positions()
         gate = self.get("glu_activation", "")
-        if gate and gate not in _GATES:
+        if gate and not (isinstance(gate, str) and gate in _GATES):
             raise self._unsupported(f"`glu_activation` is `{gate!s:.80}`")
         normalization = str(self.get("normalization", "LayerNorm"))
         values = {

@@ -14,9 +14,9 @@ from lmcore.train.report.display import (
     RunProgress,
     duration,
     evaluation_detail,
-    open_display,
     training_line,
 )
+from lmcore.train.report.display_choice import open_display
 from lmcore.train.report.live_display import LiveDisplay
 from lmcore.train.step_record import StepRecord
 from lmcore.train.validation import Validation
