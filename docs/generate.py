@@ -38,6 +38,7 @@ from lmcore.config.options.help import shown_default
 from lmcore.config.plugin_section import PluginSections, summary_of
 from lmcore.config.preset import PRESET_OPTION, PRESETS
 from lmcore.config.section import SECTIONS, ModelSection, run_options
+from lmcore.config.token_lengths import TOKEN_OPTIONS
 from lmcore.contract import API_VERSION
 from lmcore.contract.op.records import load_target
 from lmcore.contract.registry import CommandRegistry
@@ -96,6 +97,11 @@ _OF_FAMILIES = (
     ),
     *(CheckpointFormat, ModelState, Progress),
 )
+
+_ABOUT_TOKENS = """## Lengths in tokens
+
+Flags alone, of no section: they set a number of samples, rounded up. A line at the start of the
+run says which."""
 
 _ABOUT_OPTIONS = """\
 Every option is a flag (`--train-iters 100`) and a key of a YAML file, below its section
@@ -177,6 +183,8 @@ def options_page() -> str:
     for name, section in SECTIONS.items():
         rows = [_option_row(one) for one in options_of(section, name=name)]
         parts += [f"## `{name}`\n\n{summary_of(section)}", _table(head, rows)]
+    rows = [(f"`{one.flag}`", one.help) for one in TOKEN_OPTIONS]
+    parts += [_ABOUT_TOKENS, _table(("flag", "meaning"), rows)]
     for title, about, options in _cpu_sections().groups():
         name = title.removeprefix("plugin ")
         rows = [(f"`{one.flag}`", *_option_row(one)) for one in options]
@@ -439,6 +447,7 @@ def flags_list() -> str:
         PRESET_OPTION,
         DEFAULTS_OPTION,
         CONTINUE_OPTION,
+        *TOKEN_OPTIONS,
         *run_options().values(),
         *_cpu_sections().options.values(),
     ]

@@ -35,6 +35,7 @@ from lmcore.config.options.command_line import parse_section, wants_help
 from lmcore.config.options.flags import parse_flags
 from lmcore.config.section import run_options
 from lmcore.config.settings import LoadedConfig
+from lmcore.config.token_lengths import TOKEN_OPTIONS
 from lmcore.config.validate import problems_of
 from lmcore.plugin.registrations import plugin_sections
 
@@ -103,7 +104,8 @@ def run(argv: list[str]) -> int:
         return 0
     training = training_command(script)
     flags = training.flags
-    rows = flag_rows(flags, run_options(), train_flags())
+    options = {**run_options(), **{one.name: one for one in TOKEN_OPTIONS}}
+    rows = flag_rows(flags, options, train_flags())
     made = _settings(flags, rows, training.family, section.defaults, script)
     text = _yaml(made, training.program, section)
     report = sys.stdout if section.output else sys.stderr

@@ -42,6 +42,7 @@ from lmcore.config.section import SECTIONS, Config, run_options
 from lmcore.config.section.parallel import ENGINE_FILE
 from lmcore.config.settings import LoadedConfig, Provenance
 from lmcore.config.settings_file import SettingsFile
+from lmcore.config.token_lengths import TOKEN_OPTIONS, samples_of_tokens
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.config.validate import problems_of
 from lmcore.model.family import named_family
@@ -98,8 +99,8 @@ def _without_processes(loaded: LoadedConfig) -> Sequence[LmcoreError]:
     return problems_of(loaded, world_size=None)
 
 
-_SOURCES = (PRESET_OPTION, DEFAULTS_OPTION, CONTINUE_OPTION)
-"""Options that name a source of settings."""
+_SOURCES = (PRESET_OPTION, DEFAULTS_OPTION, CONTINUE_OPTION, *TOKEN_OPTIONS)
+"""Options that set others: they name a source of settings, or lengths in tokens."""
 
 
 def load_config(
@@ -168,12 +169,16 @@ def load_config(
         below_files.append(_engine_layer(engine_file, options, layers, parsed.texts, problems))
         warnings += engine_file.notices()
         accumulation_steps = engine_file.accumulation_steps
+    length = _highest([*below_files, *layers], "seq_length") or options["seq_length"].default
+    counts = samples_of_tokens(parsed.values, parsed.texts, length)
+    layers[-1] = {**layers[-1], **counts.values}
     config, provenance = _merge(options, [*below_files, *layers], plugins, problems)
     loaded = LoadedConfig(
-        *(config, provenance, preset, paths, (), parsed.texts, plugins, accumulation_steps)
+        *(config, provenance, preset, paths, (), {**parsed.texts, **counts.texts}),
+        *(plugins, accumulation_steps),
     )
     loaded, lines = _with_engine(loaded, engine_file, problems)
-    notices = [*_notices(parsed, loaded), *lines]
+    notices = [*_notices(parsed, loaded), *counts.notices, *lines]
     if not all(isinstance(problem, UnsupportedFlagError) for problem in problems):
         unread = _unread(options, parsed, files, engine_file, layers, is_whole=is_whole)
         raise ConfigError.collect(check(loaded.without(unread)))

@@ -417,10 +417,11 @@ def _core_flags() -> dict[str, str]:
     from lmcore.config.megatron_defaults import DEFAULTS_OPTION
     from lmcore.config.preset import PRESET_OPTION
     from lmcore.config.section import run_options
+    from lmcore.config.token_lengths import TOKEN_OPTIONS
 
     flags = dict.fromkeys([*RENAMED, *FIXED, *UNSUPPORTED], "Megatron")
     sources = (PRESET_OPTION, DEFAULTS_OPTION, CONTINUE_OPTION)
-    return flags | _flags_of((*sources, *run_options().values()))
+    return flags | _flags_of((*sources, *TOKEN_OPTIONS, *run_options().values()))
 
 
 def _flags_of(options: Iterable[Option]) -> dict[str, str]:

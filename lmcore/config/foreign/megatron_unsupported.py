@@ -21,9 +21,6 @@ _INFERENCE = "leave it out: `lmcore generate` and `lmcore serve` have flags of t
 _OTHER_MODEL = "leave it out, which gives another model: it is not supported"
 _GATED = "use `--glu-activation geglu`"
 _QUICK = "use `--glu-activation geglu`, whose GELU is exact: it gives another model"
-_TRAIN_TOKENS = "use `--train-samples N` alone, where N is its tokens / `--seq-length`"
-_DECAY_TOKENS = "use `--lr-decay-samples N`, where N is its tokens / `--seq-length`"
-_WARMUP_TOKENS = "use `--lr-warmup-samples N`, where N is its tokens / `--seq-length`"
 _SKIP = "leave it out, and remove the samples when preparing the data"
 _DIVIDED = "use `--sequence-parallel`, which divides activations over the tensor-parallel processes"
 _TRACE = "use `--profile --profile-step-start N --profile-step-end N`"
@@ -205,15 +202,6 @@ _NAMES: Mapping[str, str] = {
     """,
     _QUICK: """
         quick-geglu
-    """,
-    _TRAIN_TOKENS: """
-        train-tokens
-    """,
-    _DECAY_TOKENS: """
-        lr-decay-tokens
-    """,
-    _WARMUP_TOKENS: """
-        lr-warmup-tokens
     """,
     _SKIP: """
         iterations-to-skip skip-train-iteration-range train-iters-to-skip train-range-to-skip

@@ -76,11 +76,13 @@ def render_run_help(
     from lmcore.config.megatron_defaults import DEFAULTS_OPTION
     from lmcore.config.preset import PRESET_OPTION, PRESETS
     from lmcore.config.section import SECTIONS
+    from lmcore.config.token_lengths import TOKEN_OPTIONS
 
     sources = (PRESET_OPTION, DEFAULTS_OPTION, CONTINUE_OPTION)
     groups: list[Group] = [("start from", "", sources)]
     for name, section in SECTIONS.items():
         groups.append((name, summary_of(section), options_of(section, name=name)))
+    groups.append(("lengths in tokens", "Numbers of samples, by their tokens.", TOKEN_OPTIONS))
     groups += plugins.groups()
     names = [f"  {preset.name:<16}{preset.summary}" for preset in PRESETS.values()]
     presets = "\n".join(["presets:", *names])

@@ -14,6 +14,7 @@ from lmcore.config.foreign.megatron_flags import prepare_flags, train_flags
 from lmcore.config.load import load_config
 from lmcore.config.options.flags import _SYNONYMS, UnsupportedFlagError, parse_flags
 from lmcore.config.section import run_options
+from lmcore.config.token_lengths import TOKEN_OPTIONS
 from lmcore.config.validate import validate
 from lmcore.model.family import parameters_of
 from lmcore.model.parameters import parameter_count
@@ -27,7 +28,7 @@ LISTS = Path(__file__).parents[5] / "shared/data/flags"
 
 
 def own_flags() -> set[str]:
-    options = run_options().values()
+    options = [*run_options().values(), *TOKEN_OPTIONS]
     return {one.flag for one in options} | {
         f"--no-{one.flag[2:]}" for one in options if one.type is bool
     }
