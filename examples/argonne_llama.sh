@@ -10,7 +10,8 @@
 # SETTINGS: a YAML file of settings in place of the small ones, such as argonne_llama/training.yaml.
 # SAMPLES: documents of each merged file (default 100).  ITERS: steps to train (default 200).
 # RUN_DIRECTORY (default runs/argonne) and RUN_DIRECTORY-data must not exist.
-# Needs the packages lmcore-data-tools, for the tokenizer of the small model, and lmcore-deepspeed.
+# Needs the package lmcore-data-tools for the tokenizer of the small model.  With lmcore-deepspeed the
+# checkpoint is written as Megatron-DeepSpeed's, else as Megatron-LM's.
 set -euo pipefail
 
 examples=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -74,9 +75,11 @@ lmcore evaluate --task WIKITEXT103 --load "$run" \
 lmcore evaluate --task LAMBADA --strict-lambada --load "$run" \
     --valid-data "$tasks/lambada_test.jsonl" --output "$run/lambada.json"
 
-# 6. The way back: to transformers, and to Megatron-DeepSpeed.
+# 6. The way back: to transformers, and to Megatron.
 lmcore checkpoint convert "$run" "$run-huggingface" --to huggingface --dtype bfloat16
-lmcore checkpoint convert "$run" "$run-deepspeed" --to megatron-deepspeed --dtype bfloat16 \
+format=megatron
+if python -c 'import lmcore_deepspeed' 2>/dev/null; then format=megatron-deepspeed; fi
+lmcore checkpoint convert "$run" "$run-$format" --to "$format" --dtype bfloat16 \
     --tensor-model-parallel-size 2
 
 # 7. Text.

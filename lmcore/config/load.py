@@ -42,7 +42,7 @@ from lmcore.config.section import SECTIONS, Config, run_options
 from lmcore.config.section.parallel import ENGINE_FILE
 from lmcore.config.settings import LoadedConfig, Provenance
 from lmcore.config.settings_file import SettingsFile
-from lmcore.config.token_lengths import TOKEN_OPTIONS, samples_of_tokens
+from lmcore.config.token_lengths import TOKEN_OPTIONS, SamplesOfTokens, samples_of_tokens
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.config.validate import problems_of
 from lmcore.model.family import named_family
@@ -164,18 +164,15 @@ def load_config(
     below_files.append(foreign)
     is_whole &= len(problems) == known and all(file.is_whole for file in files)
     engine_file = _engine_file(layers)
-    accumulation_steps = None
     if engine_file is not None:
         below_files.append(_engine_layer(engine_file, options, layers, parsed.texts, problems))
         warnings += engine_file.notices()
-        accumulation_steps = engine_file.accumulation_steps
-    length = _highest([*below_files, *layers], "seq_length") or options["seq_length"].default
-    counts = samples_of_tokens(parsed.values, parsed.texts, length)
+    counts = _samples_of_tokens(parsed, options, [*below_files, *layers])
     layers[-1] = {**layers[-1], **counts.values}
     config, provenance = _merge(options, [*below_files, *layers], plugins, problems)
     loaded = LoadedConfig(
-        *(config, provenance, preset, paths, (), {**parsed.texts, **counts.texts}),
-        *(plugins, accumulation_steps),
+        *(config, provenance, preset, paths, (), {**parsed.texts, **counts.texts}, plugins),
+        None if engine_file is None else engine_file.accumulation_steps,
     )
     loaded, lines = _with_engine(loaded, engine_file, problems)
     notices = [*_notices(parsed, loaded), *counts.notices, *lines]
@@ -187,6 +184,14 @@ def load_config(
         if announce:
             _log(notices, warnings)
     return dataclasses.replace(loaded, notices=(*notices, *warnings))
+
+
+def _samples_of_tokens(
+    parsed: ParsedFlags, options: Mapping[str, Option], layers: Sequence[_Layer]
+) -> SamplesOfTokens:
+    """Return the samples of flags that give lengths in tokens."""
+    length = _highest(layers, "seq_length") or options["seq_length"].default
+    return samples_of_tokens(parsed.values, parsed.texts, length)
 
 
 def _with_engine(

@@ -46,7 +46,7 @@ def test_the_length_of_a_sample_comes_from_any_source(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("samples, expected", [("10", 10), ("30", 20)])
 def test_with_samples_the_lower_number_counts(samples: str, expected: int) -> None:
-    """As in Megatron-DeepSpeed, whose training ends at whichever number is reached first."""
+    """Training ends at the number that is reached first, as Megatron-DeepSpeed's does."""
     loaded = load_config(["--train-samples", samples, "--train-tokens", "10240", *LENGTH])
     assert sample_counts(loaded)[0] == expected
 
