@@ -151,8 +151,7 @@ def load_config(
     for file in files:
         file.read(problems)
     warnings = [notice for file in files for notice in file.notices]
-    layers = [*(file.layer for file in files), _flag_layer(parsed)]
-    known = len(problems)
+    layers, known = [*(file.layer for file in files), _flag_layer(parsed)], len(problems)
     layers = _continued_layers(continued, options, layers, files, saved_settings, problems)
     preset = _preset(parsed, files)
     below_files = [{} if continued else corpora_layer(layers, paths, os.environ)]
