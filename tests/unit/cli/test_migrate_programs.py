@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lmcore.cli.migrate import run
-from lmcore.cli.migration.programs import migrate_program
+from lmcore.cli.migrate.programs import migrate_program
 from lmcore.config.foreign.launch_command import OtherProgram
 
 LISTS = Path(__file__).resolve().parents[4] / "shared" / "data" / "flags"

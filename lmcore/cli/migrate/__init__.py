@@ -12,8 +12,8 @@ from typing import Any
 from lmcore.base.bounded_file import open_regular
 from lmcore.base.durable import write_atomically
 from lmcore.base.errors import ConfigError, LmcoreError, counted, printable
-from lmcore.cli.migration.flag_table import LEFT, FlagRow, flag_groups, flag_rows, print_table
-from lmcore.cli.migration.programs import MigratedProgram, migrate_program
+from lmcore.cli.migrate.flag_table import LEFT, FlagRow, flag_groups, flag_rows, print_table
+from lmcore.cli.migrate.programs import MigratedProgram, migrate_program
 from lmcore.cli.selection import find_plugins
 from lmcore.config.derived.model_math import family_name
 from lmcore.config.file.paths import map_paths

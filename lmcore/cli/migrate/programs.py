@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lmcore.base.errors import ConfigError
-from lmcore.cli.migration.flag_table import LEFT, SAME, FlagRow, flag_groups, flag_rows
+from lmcore.cli.migrate.flag_table import LEFT, SAME, FlagRow, flag_groups, flag_rows
 from lmcore.config.foreign.convert import (
     PLACES,
     convert_flags,

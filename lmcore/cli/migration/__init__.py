@@ -1,1 +1,0 @@
-"""Parts of `lmcore migrate`: the table of flags, and programs beside training."""
