@@ -328,6 +328,37 @@ class ParallelModel:
         }
         return squared_norm(norm, gradients, scale=scale)
 
+    @torch.no_grad()
+    def squared_parameter_norm(self, norm: Callable[[list[Tensor]], Tensor]) -> Tensor | float:
+        """Return this rank's term of the squared parameter norm, which is the sum over all ranks.
+
+        Args:
+            norm: Bound `grad_norm`.
+
+        Returns:
+            A scalar on the device; 0.0 if this rank has no parameters.
+        """
+        weights = {
+            replica_count: [parameter.detach() for parameter in parameters]
+            for replica_count, parameters in self._by_replica_count.items()
+        }
+        return squared_norm(norm, weights)
+
+    @torch.no_grad()
+    def zero_gradients(self, dtype: torch.dtype) -> Tensor:
+        """Return this rank's term of the number of zeros in all gradients: the sum over all ranks.
+
+        Args:
+            dtype: Dtype of the term, a scalar on the device: in float64 the rounded sum is exact.
+        """
+        total = torch.zeros((), dtype=dtype, device=self.device)
+        for replica_count, parameters in self._by_replica_count.items():
+            for parameter in parameters:
+                if parameter.grad is not None:
+                    zeros = (parameter.grad == 0).sum().to(dtype)
+                    total = total + zeros / replica_count
+        return total
+
     def _local(self, layouts: dict[str, TensorLayout]) -> Iterable[LocalParameter]:
         layout, shards = self.mesh.layout, self.mesh.shards
         replicas = layout.replicas if layout.zero_stage else self.mesh.replicas.size

@@ -41,6 +41,72 @@ if TYPE_CHECKING:
 __all__ = ["TrainStep"]
 
 
+class _Statistics:
+    """Numbers that only observe a step: the norm of the parameters and the zeros in gradients.
+
+    They are summed over all ranks on their own, after the update, so that a run with them has the
+    same losses.
+    """
+
+    def __init__(
+        self,
+        state: TrainState,
+        plan: RunPlan,
+        runtime: Runtime,
+        norm: Callable[[list[Tensor]], Tensor],
+    ) -> None:
+        """Observe nothing yet.
+
+        Args:
+            state: State of the run.
+            plan: The run, whose logging settings say what is wanted.
+            runtime: Device and process group.
+            norm: Bound `grad_norm`.
+        """
+        settings = plan.config.logging
+        self._wants_norm = settings.log_params_norm
+        self._wants_zeros = settings.log_num_zeros_in_grad
+        self._state, self._runtime, self._norm = state, runtime, norm
+        # In float32 a count above 2**24 would be rounded.
+        wide = "float64" in runtime.device.dtypes
+        self._dtype = torch.float64 if wide else torch.float32
+        self._zeros: Tensor | float = 0.0
+
+    def count_zeros(self) -> None:
+        """Queue the count of zeros in this rank's gradients, which an optimizer may change."""
+        if self._wants_zeros:
+            self._zeros = self._state.parallel.zero_gradients(self._dtype)
+
+    def sums(self) -> Tensor | None:
+        """Return the sums over all ranks after the update; None if no number is wanted.
+
+        All ranks must call it.
+        """
+        if not (self._wants_norm or self._wants_zeros):
+            return None
+        square: Tensor | float = 0.0
+        if self._wants_norm:
+            square = self._state.parallel.squared_parameter_norm(self._norm)
+        wait = self._state.parallel.mesh.clock.wait
+        sums: Tensor = wait(all_reduce_scalars_on_device, self._runtime, square, self._zeros)
+        return sums
+
+    def complete(self, record: StepRecord, sums: Sequence[float]) -> None:
+        """Set the numbers of a step's record.
+
+        Args:
+            record: Record with the gradient norm, by which it says if the step was skipped.
+            sums: Content of `sums`; empty without it.
+        """
+        if not sums:
+            return
+        square, zeros = sums
+        if self._wants_norm and math.isfinite(square):
+            record.params_norm = math.sqrt(square)
+        if self._wants_zeros and not record.skipped:
+            record.num_zeros_in_grad = round(zeros)
+
+
 class TrainStep:
     """The step of the native engine.
 
@@ -81,6 +147,7 @@ class TrainStep:
             and supports_async_scalars(runtime.device)
         )
         self._copier = ScalarCopier(runtime.device) if self.asynchronous else None
+        self._statistics = _Statistics(state, plan, runtime, self.norm)
         # The clipping factor is computed as the host would, if the device can.
         wide = "float64" in runtime.device.dtypes
         self._wide = torch.float64 if wide else torch.float32
@@ -120,12 +187,15 @@ class TrainStep:
             numbers = (*self._terms(losses, scale), square, *mean.excluded, *requests())
             wait = parallel.mesh.clock.wait
             sums = wait(all_reduce_scalars_on_device, self.runtime, *numbers)
+        self._statistics.count_zeros()
         if self._copier is None:
             return self._update(samples, losses, gradients, counters, mean, sums.tolist())
         scalars = self._copier.copy(sums)
         record = self._update_on_device(samples, gradients, mean, sums)
-        read = functools.partial(self._read, record, losses, counters, mean, scalars)
-        return PendingStep(read, ready=scalars.ready)
+        observed = self._statistics.sums()
+        last = scalars if observed is None else self._copier.copy(observed)
+        read = functools.partial(self._read, record, losses, counters, mean, scalars, last)
+        return PendingStep(read, ready=last.ready)
 
     def _mean(self) -> TokenMean:
         return TokenMean(self.plan, self.state.model.family, self.device)
@@ -178,7 +248,10 @@ class TrainStep:
                 state.optimizer.step(rate)
                 self.runtime.device.step_boundary()
         record = StepRecord.count(state, samples, self.seq_length, rate)
-        return PendingStep.of(self._complete(record, terms, None if skipped else norm, requests))
+        self._complete(record, terms, None if skipped else norm, requests)
+        observed = self._statistics.sums()
+        self._statistics.complete(record, [] if observed is None else observed.tolist())
+        return PendingStep.of(record)
 
     def _update_on_device(
         self, samples: int, gradients: list[Tensor], mean: TokenMean, sums: Tensor
@@ -208,6 +281,7 @@ class TrainStep:
         counters: Mapping[str, int],
         mean: TokenMean,
         scalars: AsyncScalars,
+        last: AsyncScalars,
     ) -> StepRecord:
         """Return the record of a queued step; waits until the device has computed it.
 
@@ -217,6 +291,7 @@ class TrainStep:
             counters: Counters of the state before the step.
             mean: Targets of the step.
             scalars: Sums over all ranks.
+            last: Sums of the statistics, queued after the update; *scalars* without them.
 
         Raises:
             DataError: All targets are masked; the state is as after a `NonFiniteError`.
@@ -229,7 +304,9 @@ class TrainStep:
         if not (math.isfinite(loss) and math.isfinite(norm)):
             self.state.set_counters(counters)
             raise non_finite_after_update(self.state, samples, losses, loss, norm)
-        return self._complete(record, terms, norm, requests)
+        self._complete(record, terms, norm, requests)
+        self._statistics.complete(record, [] if last is scalars else last.read())
+        return record
 
     def _complete(
         self,
@@ -237,9 +314,9 @@ class TrainStep:
         terms: Sequence[float],
         norm: float | None,
         requests: tuple[float, ...],
-    ) -> StepRecord:
+    ) -> None:
         names = [loss.key for loss in self.state.model.family.losses]
-        return record.complete(dict(zip(names, terms, strict=True)), norm, requests)
+        record.complete(dict(zip(names, terms, strict=True)), norm, requests)
 
     def _numbers(
         self, samples: int, counters: Mapping[str, int], mean: TokenMean, sums: list[float]

@@ -49,6 +49,13 @@ class StepRecord:
         valid_sets: Numbers of each named validation set by name.
         tasks: Scores of tasks after the step: for each task its numbers by name.
         task_seconds: Time that they took; None without scores.
+        params_norm: Norm of the parameters after the step, with `--log-params-norm`; None if it is
+            not finite.
+        num_zeros_in_grad: Number of zeros in the gradients, with `--log-num-zeros-in-grad`; None if
+            the step was skipped.
+        memory_allocated_bytes, memory_max_allocated_bytes, memory_reserved_bytes: Memory of rank
+            0's device when the step is reported, with `--log-memory-to-tensorboard`; None if the
+            device does not tell.
         valid: Further numbers of the validation by name: each loss, if there are several, and
             accuracies; in the row with `valid_` before the name.
         exit_requests: Number of ranks that request each exit condition; not part of the row.
@@ -79,6 +86,11 @@ class StepRecord:
     valid_sets: dict[str, dict[str, float]] = field(default_factory=dict)
     tasks: dict[str, dict[str, float | None]] = field(default_factory=dict)
     task_seconds: float | None = None
+    params_norm: float | None = None
+    num_zeros_in_grad: int | None = None
+    memory_allocated_bytes: int | None = None
+    memory_max_allocated_bytes: int | None = None
+    memory_reserved_bytes: int | None = None
     losses: dict[str, float] = field(default_factory=dict)
     valid: dict[str, float] = field(default_factory=dict)
     exit_requests: tuple[float, ...] = ()

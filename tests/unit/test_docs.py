@@ -107,6 +107,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
     flags = (
         "--num-layers 1 --hidden-size 8 --num-attention-heads 2 --seq-length 8 --train-iters 1"
         " --micro-batch-size 2 --eval-iters 1 --sample-tokens 2 --num-threads 1 --progress none"
+        " --log-params-norm --log-num-zeros-in-grad --log-memory-to-tensorboard"
     )
     with pytest.MonkeyPatch.context() as patch:
         for name in ("WORLD_SIZE", "LMCORE_DEVICE", "LMCORE_PLUGINS"):

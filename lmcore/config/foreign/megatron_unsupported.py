@@ -219,8 +219,8 @@ _NAMES: Mapping[str, str] = {
         app-tag-run-name app-tag-run-version check-for-large-grads check-for-spiky-loss
         disable-straggler-on-startup dump-param-to-param-group-map
         log-device-memory-used log-energy log-level log-level-replica log-max-attention-logit
-        log-memory-interval log-memory-to-tensorboard log-num-zeros-in-grad log-params-norm log-path
-        log-progress log-straggler log-world-size-to-tensorboard no-barrier-with-level-1-timing
+        log-memory-interval log-path log-progress log-straggler log-world-size-to-tensorboard
+        no-barrier-with-level-1-timing
         no-log-learnig-rate-to-tensorboard no-log-loss-scale-to-tensorboard no-one-logger
         one-logger-async one-logger-project one-logger-run-name otel-enabled otel-service-name
         otel-span-groups straggler-ctrlr-port straggler-minmax-count timing-log-option

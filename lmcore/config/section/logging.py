@@ -13,6 +13,8 @@ _LOGGER = Need(
     "a logger, such as `--tensorboard`",
     lambda run: any(one.wanted(run.config) for one in run_loggers().values()),
 )
+_OF_PARTS = "another engine divides parameters and gradients by itself"
+_NATIVE = setting("--engine", "native").else_error(_OF_PARTS)
 _WANDB = setting("--wandb-project")
 _MLFLOW = setting("--mlflow-experiment")
 _OWN_DIRECTORY = Need(
@@ -33,6 +35,23 @@ class LoggingSection:
         needs=_OWN_DIRECTORY,
     )
     log_interval: int = option(10, "Steps between progress lines.", minimum=1, on_resume=FREE)
+    log_params_norm: bool = option(
+        False,
+        "Record the Euclidean norm of all parameters after each step.",
+        on_resume=FREE,
+        needs=_NATIVE,
+    )
+    log_num_zeros_in_grad: bool = option(
+        False,
+        "Record how many elements of the gradients are zero in each step.",
+        on_resume=FREE,
+        needs=_NATIVE,
+    )
+    log_memory_to_tensorboard: bool = option(
+        False,
+        "Record the device memory of rank 0 after each step, on devices whose plugin tells it.",
+        on_resume=FREE,
+    )
     progress: str = option(
         "auto",
         "Progress display: live, plain lines, or none; auto: live on a terminal, else plain.",

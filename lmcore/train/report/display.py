@@ -122,8 +122,12 @@ def training_line(row: StepRecord, progress: RunProgress) -> str:
     elif progress.mean_loss is not None:
         parts.append(f"{progress.loss_name}: {progress.mean_loss:.6E}")
     parts.append(f"loss scale: {row.loss_scale:.1f}")
-    if row.grad_norm is not None:
-        parts.append(f"grad norm: {row.grad_norm:.3f}")
+    norms = {
+        "grad norm": (row.grad_norm, ".3f"),
+        "num zeros": (row.num_zeros_in_grad, ".1f"),
+        "params norm": (row.params_norm, ".3f"),
+    }
+    parts += [f"{name}: {one:{form}}" for name, (one, form) in norms.items() if one is not None]
     parts += [
         f"number of skipped iterations: {progress.skipped_iterations:3d}",
         f"number of nan iterations: {progress.nan_iterations:3d}",

@@ -149,7 +149,7 @@ class RunReport:
         self._began = time.monotonic()
         self._finished: dict[str, Any] | None = None  # summary of a run that was finished before
         self._last_row: Mapping[str, Any] = {}  # of the run before this session
-        self._speed = Speed(plan)
+        self._speed = Speed(plan, runtime)
         self._history = ValidationHistory()
         self._describe: Callable[[], None] = lambda: None
         self._metrics: MetricsFile | None = None

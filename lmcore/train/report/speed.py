@@ -1,11 +1,11 @@
-"""`Speed`: speed and model-FLOPs utilisation of a run's steps, and its progress."""
+"""`Speed`: speed, model-FLOPs utilisation and memory of a run's steps, and its progress."""
 
 from __future__ import annotations
 
 import logging
 import statistics
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lmcore.model.family import family_of
@@ -14,6 +14,8 @@ from lmcore.train.report.display import RunProgress
 
 if TYPE_CHECKING:
     from lmcore.config.plan import RunPlan
+    from lmcore.contract.memory_stats import MemoryStats
+    from lmcore.runtime.runtime import Runtime
     from lmcore.train.step_record import StepRecord
 
 __all__ = ["Speed"]
@@ -35,13 +37,15 @@ class Speed:
         peak: Peak of all devices together, in FLOP/s; None if it is unknown or proved too low.
     """
 
-    def __init__(self, plan: RunPlan) -> None:
+    def __init__(self, plan: RunPlan, runtime: Runtime) -> None:
         """Measure nothing yet.
 
         Args:
             plan: The run.
+            runtime: Rank and device, whose memory is read on rank 0.
         """
         self.plan = plan
+        self._memory = _memory_of_rank_0(plan, runtime)
         self.num_steps = self.compiling_steps = 0
         self.step_ms: list[float] = []
         self.tokens_per_second: list[float] = []
@@ -51,8 +55,13 @@ class Speed:
         self._recent_ms_per_sample: deque[float] = deque(maxlen=_WINDOW)
 
     def complete(self, record: StepRecord) -> None:
-        """Set speed and MFU of a step's record, from its time, unless the step compiled."""
+        """Set speed and MFU of a step's record, unless the step compiled, and memory if wanted."""
         self.num_steps += 1
+        if self._memory is not None:
+            memory = self._memory()
+            record.memory_allocated_bytes = memory.allocated
+            record.memory_max_allocated_bytes = memory.peak_allocated
+            record.memory_reserved_bytes = memory.reserved
         if record.compiles:
             self.compiling_steps += 1
             return
@@ -135,6 +144,19 @@ class Speed:
         )
         self.peak = None
         return None
+
+
+def _memory_of_rank_0(plan: RunPlan, runtime: Runtime) -> Callable[[], MemoryStats] | None:
+    """Return the function that reads the device memory; None if it is not wanted or not known."""
+    device = runtime.device
+    if runtime.rank.rank or not plan.config.logging.log_memory_to_tensorboard:
+        return None
+    if device.memory_stats is None:
+        logger.warning(
+            "`--log-memory-to-tensorboard` records nothing: %s",
+            device.missing.get("memory_stats", "the device does not tell its memory"),
+        )
+    return device.memory_stats
 
 
 def _means(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -74,9 +74,13 @@ _SHARED = {
     "train/skipped_iterations": "skipped_iterations",
 }
 """Numbers by their tags that Megatron does not record, or not as a scalar."""
+_MEMORY = ("allocated_bytes", "max_allocated_bytes", "reserved_bytes")
 _OWN = {
     **{f"train/{name}": name for name in ("loss", "grad_norm", "learning_rate", "loss_scale")},
     "train/global_batch_size": "global_batch_size",
+    "train/params_norm": "params_norm",
+    "train/num_zeros_in_grad": "num_zeros_in_grad",
+    **{f"memory/{name}": f"memory_{name}" for name in _MEMORY},
     "valid/loss": "valid_loss",
     "valid/perplexity": "valid_perplexity",
 }
@@ -85,6 +89,8 @@ _MEGATRON = {
     "grad-norm": "grad_norm",
     "learning-rate": "learning_rate",
     "loss-scale": "loss_scale",
+    "num-zeros": "num_zeros_in_grad",
+    "params-norm": "params_norm",
     "batch-size": "global_batch_size",
     "lm loss validation": "valid_loss",
     "lm loss validation ppl": "valid_perplexity",
@@ -102,6 +108,7 @@ _TAGS: Mapping[str, Mapping[str, Scalar]] = {
         **_by_step({**_MEGATRON, **_SHARED}),
         **{f"{tag} vs samples": (name, "consumed_samples", 1.0) for tag, name in _MEGATRON.items()},
         "iteration-time": ("step_time_ms", "step", 1e-3),  # in seconds
+        **{f"mem-{name.replace('_', '-')}": (f"memory_{name}", "step", 1.0) for name in _MEMORY},
     },
 }
 """Scalars by tag, for each value of `--tensorboard-tags`."""

@@ -396,6 +396,7 @@ UNMET = {
     "early_stop": "--eval-interval 0",
     "save_best": "--eval-interval 0",
     "loss_scale": "--precision bf16",
+    **dict.fromkeys(("log_params_norm", "log_num_zeros_in_grad"), "--engine deepspeed"),
     **dict.fromkeys(("adam_beta1", "adam_beta2", "adam_eps"), "--optimizer sgd"),
     **dict.fromkeys(
         ("initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis"),

@@ -32,7 +32,8 @@ deepspeed_config device plugin_off precision recompute ops strict_ops determinis
 flush_subnormals
 engine tensor_model_parallel_size pipeline_model_parallel_size context_parallel_size
 nproc_per_node
-log_interval progress tensorboard wandb_project mlflow_experiment codecarbon_dir
+log_interval log_memory_to_tensorboard progress tensorboard wandb_project mlflow_experiment
+codecarbon_dir
 profile task eval_tasks
 """
 ALWAYS = frozenset(_ALWAYS.split())
@@ -233,6 +234,7 @@ CASES = [
     (TWO, f"{TWO} --tensor-model-parallel-size 2", "--zero-stage 3"),
     ("--nproc-per-node 4 --zero-stage 1", "--nproc-per-node 4", "--data-parallel-replicas 2"),
     ("--engine deepspeed", "", "--cpu-offload"),
+    ("", "--engine deepspeed", "--log-params-norm, --log-num-zeros-in-grad"),
     ("", "--save DIR", "--name mine"),
     (
         "",

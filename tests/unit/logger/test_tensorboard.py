@@ -109,6 +109,45 @@ def test_tensorboard_with_megatrons_tags(tmp_path: Path) -> None:
     }
 
 
+OBSERVED = {
+    "params_norm": 12.5,
+    "num_zeros_in_grad": 7,
+    "memory_allocated_bytes": 1024,
+    "memory_max_allocated_bytes": 2048,
+    "memory_reserved_bytes": 4096,
+}
+TAGS = {
+    "lmcore": {
+        "train/params_norm": 12.5,
+        "train/num_zeros_in_grad": 7,
+        "memory/allocated_bytes": 1024,
+        "memory/max_allocated_bytes": 2048,
+        "memory/reserved_bytes": 4096,
+    },
+    "megatron": {
+        "params-norm": 12.5,
+        "num-zeros": 7,
+        "mem-allocated-bytes": 1024,
+        "mem-max-allocated-bytes": 2048,
+        "mem-reserved-bytes": 4096,
+    },
+}
+
+
+@pytest.mark.parametrize("names", TAGS)
+def test_numbers_that_are_wanted(tmp_path: Path, names: str) -> None:
+    """Norm, zeros and memory each have a tag; Megatron's first two also by samples."""
+    boards = [TensorBoard(tmp_path / name, 1000) for name in ("without", "with")]
+    for board, numbers in zip(boards, ({}, OBSERVED), strict=True):
+        write(board, row(3, **numbers), names)
+        board.close("completed")
+    without, found = scalars(tmp_path / "without"), scalars(tmp_path / "with")
+    wanted: dict[tuple[int, str], float] = {(3, tag): one for tag, one in TAGS[names].items()}
+    if names == "megatron":
+        wanted |= {(24, "params-norm vs samples"): 12.5, (24, "num-zeros vs samples"): 7}
+    assert {key: one for key, one in found.items() if key not in without} == wanted
+
+
 def test_tensorboard_is_current(tmp_path: Path) -> None:
     """The first event, and a full queue, are on disk while the run continues."""
     board = TensorBoard(tmp_path / "tb", 3)

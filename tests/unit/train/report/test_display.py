@@ -70,6 +70,17 @@ def test_training_line() -> None:
     )
 
 
+def test_line_with_numbers_that_are_wanted() -> None:
+    """Zeros in gradients and the norm of the parameters follow the gradient norm."""
+    row = dataclasses.replace(ROW, num_zeros_in_grad=1834, params_norm=2731.4021)
+    wanted = "grad norm: "
+    before, after = MEGATRON.split(wanted)
+    norm, rest = after.split(" | ", maxsplit=1)
+    numbers = "num zeros: 1834.0 | params norm: 2731.402"
+    line = training_line(row, progress(mean_mfu=None))
+    assert line == f"{before}{wanted}{norm} | {numbers} | {rest} tokens/s: 4000 | ETA: 1:02:03 |"
+
+
 def test_lines_of_steps_that_compile() -> None:
     """They are counted, and left out of the figures unless there were no other steps."""
     line = training_line(ROW, progress(mean_mfu=None, compiling_steps=2))
