@@ -129,6 +129,8 @@ def _launch(name: str, argv: list[str]) -> int:
     parsed = parse_flags(flags, _options(name))
     if parsed.problems:
         raise _flag_error(parsed.problems)
+    for notice in parsed.notices:
+        logger.info("%s", notice)
     own = {one.name for one in options_of(LaunchSection)}
     chosen = LaunchSection(**{key: parsed.values[key] for key in own & parsed.values.keys()})
     keys = {key: value for key, value in parsed.values.items() if key not in own}

@@ -251,7 +251,7 @@ def _notices(parsed: ParsedFlags, loaded: LoadedConfig) -> tuple[str, ...]:
     """Return the messages about flags of Megatron, with the defaults that differ from its own."""
     chosen = any(option.name in parsed.values for option in (DEFAULTS_OPTION, CONTINUE_OPTION))
     differing = note_of_defaults(loaded.config, loaded.provenance)
-    if not parsed.notices or chosen:
+    if not (parsed.translated or parsed.without_effect) or chosen:
         differing = ()
     if loaded.config.parallel.engine != parsed.values.get("engine"):
         parsed = parsed.without_translation("engine")  # a line of its own says who trains

@@ -25,8 +25,8 @@ _WIDEST = 44
 
 SAME, RENAMED, ALREADY = "same", "renamed", "already so"
 REPLACED, NOT, UNKNOWN, WRONG = "replaced by", "not supported", "unknown", "wrong value"
-OPEN = "has no value"
-LEFT = (REPLACED, NOT, UNKNOWN, WRONG, OPEN)
+OPEN, AGAIN = "has no value", "given again"
+LEFT = (REPLACED, NOT, UNKNOWN, WRONG, OPEN, AGAIN)
 """Kinds of flags that the result does not have."""
 
 
@@ -63,7 +63,7 @@ def flag_rows(
     foreign: Mapping[str, ForeignFlag],
     places: Mapping[str, str] | None = None,
 ) -> list[FlagRow]:
-    """Return what becomes of each flag, by itself.
+    """Return what becomes of each flag, by itself; an earlier value of a repeated one is replaced.
 
     Args:
         flags: Arguments of the command.
@@ -72,8 +72,9 @@ def flag_rows(
         places: Flags that are an argument without a flag here, with words for it.
     """
     anything = Positional("words", maximum=None)
-    rows = []
-    for group in flag_groups(flags):
+    rows: list[FlagRow] = []
+    repeated: dict[tuple[str, ...], list[int]] = {}
+    for number, group in enumerate(flag_groups(flags)):
         text = shlex.join(group)
         if _name(group) in (places or {}):
             place = (places or {})[_name(group)]
@@ -92,7 +93,18 @@ def flag_rows(
             rows.append(FlagRow(text, RENAMED, next(iter(parsed.translated.values()))))
         else:
             rows.append(FlagRow(text, SAME))
+        if rows[-1].kind in {SAME, RENAMED}:
+            setting = (_name(group).replace("--no-", "--", 1), *parsed.values)
+            _mark_earlier(rows, repeated.setdefault(setting, []), text)
+            repeated[setting].append(number)
     return rows
+
+
+def _mark_earlier(rows: list[FlagRow], places: Sequence[int], text: str) -> None:
+    """Mark the earlier values of a flag that *text* gives again: the last one counts."""
+    for place in places:
+        if rows[place].flag != text:
+            rows[place] = FlagRow(rows[place].flag, AGAIN, f"the last value counts, {text}")
 
 
 def _name(group: Sequence[str]) -> str:

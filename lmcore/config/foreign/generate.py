@@ -26,6 +26,7 @@ _COMPARED = "compared with the checkpoint, which defines the model"
 _TRAINING = "used by training only"
 _OTHER_AXES = "only tensor parallelism and pipelines divide a model that generates"
 _RECOMPUTE = "--recompute"
+_NO_POSITIONS = "--no-position-embedding"
 _OF_REQUESTS = "each request has its own"
 _CACHED = "the server always keeps keys and values"
 _TOGETHER = "texts are generated together, and long prompts in chunks"
@@ -170,7 +171,9 @@ def run_flags(model: GivenModel) -> dict[str, ForeignFlag]:
     Args:
         model: Place for the flags of the model's shape, which parsing fills.
     """
-    return {**train_flags(), **_recompute_flags(), **_run_flags(model)}
+    without_positions = ForeignFlag("0", functools.partial(_note_no_positions, model))
+    flags = {**train_flags(), **_recompute_flags(), **_run_flags(model)}
+    return flags | {_NO_POSITIONS: without_positions}
 
 
 def without_effect(arity: str, reason: str) -> ForeignFlag:
@@ -225,13 +228,16 @@ def _note(option: Option, flag: str, model: GivenModel, values: tuple[str, ...])
     except ConfigError as problem:
         return Translation(problem=problem)
     earlier = model.texts.get(option.name)
-    if earlier is not None and model.values[option.name] != value:
-        return Translation(
-            problem=ConfigError(
-                f"`{option.flag}` is given more than once, with different values",
-                why=f"found `{earlier}` and `{text}`",
-                hint="keep one of them",
-            )
-        )
+    differs = earlier not in {None, _NO_POSITIONS} and model.values[option.name] != value
     model.values[option.name], model.texts[option.name] = value, text
+    return Translation(no_effect=_COMPARED, replaces=earlier if differs else None)
+
+
+def _note_no_positions(model: GivenModel, _values: tuple[str, ...]) -> Translation:
+    """Note the flag that turns learned positions off, unless others are given."""
+    given = model.texts.get("position_embedding_type")
+    if given is not None:
+        return Translation(no_effect=f"`{given}` is given")
+    model.values["position_embedding_type"] = "none"
+    model.texts["position_embedding_type"] = _NO_POSITIONS
     return Translation(no_effect=_COMPARED)

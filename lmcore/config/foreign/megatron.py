@@ -121,7 +121,8 @@ RENAMED: Mapping[str, Renamed] = {
     "--fp16": Renamed("--precision fp16"),
     "--norm-epsilon": Renamed("--layernorm-epsilon"),
     "--use-rotary-position-embeddings": Renamed("--position-embedding-type rope"),
-    "--no-position-embedding": Renamed("--position-embedding-type none"),
+    # Scripts add it to `--use-rotary-position-embeddings`: it turns off the learned ones alone.
+    "--no-position-embedding": Renamed("--position-embedding-type none", yields=True),
     "--rope-theta": Renamed("--rotary-base"),
     "--rotary-position-embeddings-theta": Renamed("--rotary-base"),
     "--disable-bias-linear": Renamed("--no-add-bias-linear"),

@@ -3,9 +3,9 @@
 Grammar: `--name value`, `--name=value`, `--name v1 v2` for lists (repeating the flag extends the
 list), `--flag` and `--no-flag` (or `--flag true`) for switches.  Underscores in a flag count as
 dashes, a negative number is a value, flags cannot be abbreviated, and `--` ends the flags.  A list
-takes every word up to the next flag, so positional arguments precede it or follow `--`.  A flag
-that is repeated with another value is an error; among flags of another program the last value
-counts.
+takes every word up to the next flag, so positional arguments precede it or follow `--`.  The last
+value of a repeated flag counts, as with argparse; two flags that set one option differently are an
+error.
 """
 
 from __future__ import annotations
@@ -101,12 +101,14 @@ class Translation:
         no_effect: Reason why the flag changes nothing; None if it has a meaning.
         problem: Error if the flag or its value is not supported.
         yields: True if lmcore's own flag counts if both are given.
+        replaces: Earlier flag of the same meaning as typed, whose value this one replaces.
     """
 
     flags: tuple[str, ...] = ()
     no_effect: str | None = None
     problem: ConfigError | None = None
     yields: bool = False
+    replaces: str | None = None
 
 
 @dataclass(frozen=True)
@@ -170,6 +172,7 @@ def parse_flags(
         parser.translated,
         parser.without_effect,
         tuple(parser.repeated),
+        parser.replaced,
         tuple(parser.problems),
         frozenset(parser.unread),
     )
@@ -200,6 +203,7 @@ class _Parser:
         self.translated: dict[str, str] = {}
         self.without_effect: dict[str, str] = {}
         self.repeated: list[str] = []
+        self.replaced: dict[str, tuple[str, ...]] = {}
         self.problems: list[LmcoreError] = []
         self.unread: set[str] = set()
         self.is_foreign = False  # flags of another program were given
@@ -315,6 +319,10 @@ class _Parser:
             self.problems.append(translation.problem)
         if translation.no_effect is not None:
             self.without_effect[text] = translation.no_effect
+        if translation.replaces is not None:
+            self.without_effect.pop(translation.replaces, None)
+            earlier = self.replaced.pop(translation.replaces, ())
+            self.replaced[text] = (*earlier, translation.replaces)
         if translation.flags:
             self.translated[text] = " ".join(translation.flags)
         flags = deque(translation.flags)
@@ -413,29 +421,31 @@ class _Parser:
         texts = [item.text for item in given]
         if len(given) > 1 and self.is_foreign:
             joined = " and ".join(f"`{text}`" for text in texts)
-            self.repeated.append(f"  {joined} are joined: a list is extended")
+            self.repeated.append(f"{joined} are joined: a list is extended")
         return option.convert(None if empty else words, where=f"`{' '.join(texts)}`")
 
     def _one(self, option: Option, given: Sequence[_Given]) -> tuple[Any, str]:
         """Return the value of an option and the text that gives it.
 
         Raises:
-            ConfigError: A value is wrong, or values contradict each other.
+            ConfigError: A value is wrong, or flags of different names contradict each other.
         """
         converted = [option.convert(item.values[0], where=f"`{item.text}`") for item in given]
+        # argparse has one destination for each name: the later value of a name replaces the earlier
+        latest = {item.name: (one, item) for item, one in zip(given, converted, strict=True)}
         value, last = converted[-1], given[-1]
-        if all(one == value for one in converted):
-            return value, last.text
-        if self.is_foreign and all(item.name == last.name for item in given):
-            others = dict.fromkeys(
+        if all(one == value for one, _ in latest.values()):
+            replaced = dict.fromkeys(
                 item.text for item, one in zip(given, converted, strict=True) if one != value
             )
-            earlier = ", ".join(f"`{text}`" for text in others)
-            self.repeated.append(f"  `{last.text}` replaces {earlier}: the last value counts")
+            if replaced:
+                self.replaced[last.text] = tuple(replaced)
+                for text in replaced:
+                    self.translated.pop(text, None)
             return value, last.text
         raise ConfigError(
             f"`{option.flag}` is given more than once, with different values",
-            why="found " + " and ".join(f"`{item.text}`" for item in given),
+            why="found " + " and ".join(f"`{item.text}`" for _, item in latest.values()),
             hint="keep one of them",
         )
 

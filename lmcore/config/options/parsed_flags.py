@@ -22,7 +22,8 @@ class ParsedFlags:
         positionals: Words without a flag, by name of the positional.
         translated: Flags of another program as typed, each with lmcore's flags for it.
         without_effect: Flags of another program as typed that change nothing, each with the reason.
-        repeated: Notes about flags that are given more than once.
+        repeated: Notes about lists that are given more than once.
+        replaced: Flags as typed whose value counts, each with the earlier ones that it replaces.
         problems: Every problem of the arguments.
         unread: Names of the options whose values are unknown because of the problems.
     """
@@ -33,6 +34,7 @@ class ParsedFlags:
     translated: Mapping[str, str]
     without_effect: Mapping[str, str]
     repeated: tuple[str, ...]
+    replaced: Mapping[str, tuple[str, ...]]
     problems: tuple[LmcoreError, ...]
     unread: frozenset[str]
 
@@ -63,6 +65,11 @@ class ParsedFlags:
             head = f"{counted(len(self.without_effect), 'flag')} {verb} nothing here:"
             lines = [f"  {', '.join(flags)}: {reason}" for reason, flags in by_reason.items()]
             found.append("\n".join([head, *lines]))
-        if self.repeated:
-            found.append("\n".join(["flags given more than once:", *self.repeated]))
+        if self.replaced:
+            pairs = ", ".join(
+                f"`{last}` (not {', '.join(f'`{one}`' for one in earlier)})"
+                for last, earlier in self.replaced.items()
+            )
+            found.append(f"given more than once, the last value counts: {pairs}")
+        found += self.repeated
         return tuple(found)

@@ -185,6 +185,18 @@ def test_a_wrong_value_leaves_the_rest(tmp_path: Path, capsys: pytest.CaptureFix
     assert "wrong value" in report
 
 
+def test_the_last_value_of_a_flag_counts(capsys: pytest.CaptureFixture[str]) -> None:
+    """Overrides at the end of a launch line count, of lists too; the table says which do not."""
+    words = "--lr 1e-3 --fp16 --num-layers 2 --data-path a --lr 1e-3 --lr=2e-3 --data-path b c"
+    text, report = migrated(["python", "pretrain_gpt.py", *words.split()], capsys)
+    assert "lr: 0.002" in text
+    assert re.search(r"data_path: \[b, c\]", text)
+    lines = [line.split("  ")[0] for line in report.splitlines() if "given again: " in line]
+    assert lines == ["--lr 1e-3", "--data-path a", "--lr 1e-3"]
+    assert "2 given again" not in report
+    assert "3 given again" in report
+
+
 def test_help_needs_no_script(capsys: pytest.CaptureFixture[str]) -> None:
     """`lmcore migrate --help` prints the options."""
     assert main(["migrate", "--help"]) == 0

@@ -431,10 +431,22 @@ def test_megatron_command_is_understood(caplog: pytest.LogCaptureFixture) -> Non
 
 
 def test_old_and_new_name_clash() -> None:
-    """An old name and today's with different values is a conflict like any other."""
+    """An old name and today's are two settings in Megatron: different values are a conflict."""
     assert problems(["--batch-size", "3", "--micro-batch-size", "4"]) == [
         "`--micro-batch-size` is given more than once, with different values"
     ]
+
+
+def test_the_last_value_of_a_flag_counts(caplog: pytest.LogCaptureFixture) -> None:
+    """An override at the end of a launch line counts, and is the source; a line names both."""
+    with caplog.at_level(logging.INFO, logger="lmcore"):
+        loaded = load_config(["--lr", "1e-3", "--num-layers", "3", "--lr=2e-3"])
+    assert loaded.config.optimizer.lr == 2e-3
+    assert loaded.shown("lr") == "`--lr 2e-3`"
+    (record,) = caplog.records
+    assert record.message == (
+        "given more than once, the last value counts: `--lr 2e-3` (not `--lr 1e-3`)"
+    )
 
 
 def test_shown_is_what_the_user_wrote(write) -> None:

@@ -19,7 +19,7 @@ CASES = {
     "flag_misspelt": "--trian-iters 5",
     "flag_old_misspelt": "--warmpu .01",
     "flag_without_value": "--lr",
-    "flag_twice": "--lr 1e-3 --lr 1e-4",
+    "flag_twice": "--micro-batch-size 4 --batch-size 2",
     "flag_wrong_type": "--num-layers four",
     "flag_out_of_range": "--attention-dropout 1.5",
     "flag_unknown_choice": "--lr-decay-style cosin",

@@ -54,7 +54,7 @@ def test_flags_that_agree(text: str) -> None:
         ("--num-key-value-heads 2", "--num-query-groups 2"),
         ("--use-rope-scaling --rope-scaling-factor 4", "--use-rope-scaling"),
         ("--add-bias-linear", "--add-bias-linear"),
-        ("--no-position-embedding", "--position-embedding-type none"),
+        ("--no-position-embedding", "--no-position-embedding"),
         ("--model-family bert", "--model-family bert"),
         ("--model-family brt", "--model-family brt"),
     ],
@@ -107,10 +107,27 @@ def test_refused(text: str) -> None:
 
 
 def test_different_values() -> None:
-    """A flag with two values is an error."""
-    found, _ = parsed("--num-layers 2 --num-layers 3")
-    (problem,) = found.problems
-    assert problem.what == "`--num-layers` is given more than once, with different values"
+    """Of several values of a flag the last one is compared with the checkpoint; a line says so."""
+    found, model = parsed("--num-layers 2 --num-layers 4 --num-layers 3 --swiglu --no-swiglu")
+    assert found.problems == ()
+    assert model.values == {"num_layers": 3, "swiglu": False}
+    assert list(found.without_effect) == ["--num-layers 3", "--no-swiglu"]
+    assert found.notices[-1] == (
+        "given more than once, the last value counts: "
+        "`--num-layers 3` (not `--num-layers 2`, `--num-layers 4`), `--no-swiglu` (not `--swiglu`)"
+    )
+
+
+@pytest.mark.parametrize(
+    "rope", ["--use-rotary-position-embeddings", "--position-embedding-type rope"]
+)
+def test_no_learned_positions_beside_rotary_ones(rope: str) -> None:
+    """A Llama of a DeepSpeed fork is described by both flags, in any order."""
+    for text in (f"{rope} --no-position-embedding", f"--no-position-embedding {rope}"):
+        found, model = parsed(text)
+        assert found.problems == ()
+        assert found.replaced == {}
+        assert model.values["position_embedding_type"] == "rope"
 
 
 def test_generation() -> None:

@@ -23,6 +23,7 @@ from lmcore.model.parameters import parameter_count
 FLAGS = (Path(__file__).parents[3] / "golden/megatron_flags.txt").read_text().split()
 
 
+ROTARY = "--use-rotary-position-embeddings"
 LISTS = Path(__file__).parents[5] / "shared/data/flags"
 """Lists of the flags of Megatron-LM, its forks and their tools, one file each."""
 
@@ -163,6 +164,8 @@ def test_fixed_flags_change_nothing(flag: str) -> None:
         ("--no-save-rng", "save_rng", False),
         ("--use-rotary-position-embeddings", "position_embedding_type", "rope"),
         ("--no-position-embedding", "position_embedding_type", "none"),
+        (f"{ROTARY} --no-position-embedding", "position_embedding_type", "rope"),
+        (f"--no-position-embedding {ROTARY}", "position_embedding_type", "rope"),
         ("--rope-theta 500000", "rotary_base", 500_000),
         ("--disable-bias-linear", "add_bias_linear", False),
         ("--num-key-value-heads 8", "num_query_groups", 8),

@@ -126,8 +126,7 @@ def test_words_without_a_flag(line: str, words: tuple[str, ...]) -> None:
         ("--lr", ["`--lr` needs a value"]),
         ("--lr --fast", ["`--lr` needs a value"]),
         ("--items", ["`--items` needs a value"]),
-        ("--lr 1 --lr 2", ["`--lr` is given more than once, with different values"]),
-        ("--fast --no-fast", ["`--fast` is given more than once, with different values"]),
+        ("--rate 1 --lr 2", ["`--lr` is given more than once, with different values"]),
         ("--no-fast=1", ["`--no-fast=1`: a `--no-` flag takes no value"]),
         ("--lr abc", ["`--lr abc`: expected a number > -10"]),
         ("--gone 1 2", ["`--gone` is gone"]),
@@ -161,33 +160,51 @@ def test_texts_keep_what_was_typed() -> None:
     }
     assert parsed.notices == (
         "1 Megatron flag was translated: `--rate 2` -> `--lr 2`",
-        "flags given more than once:\n  `--items a` and `--items b` are joined: a list is extended",
+        "`--items a` and `--items b` are joined: a list is extended",
     )
 
 
 @pytest.mark.parametrize(
     "line,name,value,note",
     [
-        ("--lr 1 --same --lr 2", "lr", 2.0, "`--lr 2` replaces `--lr 1`"),
-        ("--lr 1 --lr 3 --same --lr 2", "lr", 2.0, "`--lr 2` replaces `--lr 1`, `--lr 3`"),
-        ("--rate 1 --rate 2", "lr", 2.0, "`--rate 2` replaces `--rate 1`"),
-        ("--fast --no-fast --same", "fast", False, "`--no-fast` replaces `--fast`"),
+        ("--lr 1 --lr 2", "lr", 2.0, "`--lr 2` (not `--lr 1`)"),
+        ("--lr 1 --lr 3 --same --lr 2", "lr", 2.0, "`--lr 2` (not `--lr 1`, `--lr 3`)"),
+        ("--lr 1 --lr 2 --lr=1", "lr", 1.0, "`--lr 1` (not `--lr 2`)"),
+        ("--rate 1 --rate 2", "lr", 2.0, "`--rate 2` (not `--rate 1`)"),
+        ("--rate 1 --lr 2 --rate 2", "lr", 2.0, "`--rate 2` (not `--rate 1`)"),
+        ("--fast --no-fast", "fast", False, "`--no-fast` (not `--fast`)"),
+        ("--top_p 1 --top-p=2", "top_p", 2.0, "`--top-p 2` (not `--top-p 1`)"),
     ],
 )
-def test_the_last_of_repeated_foreign_flags_counts(
-    line: str, name: str, value: object, note: str
-) -> None:
-    """Beside flags of another program a repeated flag has its last value, with a note."""
+def test_the_last_of_repeated_flags_counts(line: str, name: str, value: object, note: str) -> None:
+    """A repeated flag has its last value, as with argparse, and one line names the others."""
     parsed = parse(line)
     assert not parsed.problems
     assert parsed.values[name] == value
-    assert parsed.notices[-1] == f"flags given more than once:\n  {note}: the last value counts"
+    assert parsed.notices[-1] == f"given more than once, the last value counts: {note}"
+
+
+def test_a_replaced_flag_is_not_called_translated() -> None:
+    """Of two values of a renamed flag, the line about translations has the one that counts."""
+    assert parse("--rate 1 --rate 2").notices == (
+        "1 Megatron flag was translated: `--rate 2` -> `--lr 2`",
+        "given more than once, the last value counts: `--rate 2` (not `--rate 1`)",
+    )
+
+
+def test_all_repeated_flags_are_in_one_line() -> None:
+    """Overrides appended to a long command are named together; equal values need no line."""
+    parsed = parse("--lr 1 --top-p 3 --same --lr 2 --top-p 4 --text x --text x")
+    assert parsed.notices[-1] == (
+        "given more than once, the last value counts: `--lr 2` (not `--lr 1`), "
+        "`--top-p 4` (not `--top-p 3`)"
+    )
 
 
 def test_two_flags_of_one_option_contradict_each_other() -> None:
-    """An old and a new name with different values remain an error: neither is the later one."""
-    (problem,) = parse("--rate 1 --lr 2").problems
-    assert problem.why == "found `--rate 1` and `--lr 2`"
+    """An old and a new name are two settings in Megatron: their last values must agree."""
+    (problem,) = parse("--lr 3 --rate 1 --lr 2").problems
+    assert problem.why == "found `--lr 2` and `--rate 1`"
 
 
 def test_a_wrong_value_is_not_hidden_by_a_later_one() -> None:
@@ -204,7 +221,8 @@ def test_a_wrong_value_is_not_hidden_by_a_later_one() -> None:
         ("--rate", {"lr"}),
         ("--lrr 1", {"lr"}),
         ("--no-fast=1", {"fast"}),
-        ("--lr 1 --lr 2", {"lr"}),
+        ("--lr 1 --rate 2", {"lr"}),
+        ("--lr 1 --lr 2", set()),
         ("--gone 1", set()),
         ("--lr 1", set()),
     ],
