@@ -6,6 +6,7 @@ The modules are in `tests/lib`, which `pythonpath` in pyproject.toml puts on the
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -48,3 +49,23 @@ def _subnormal_numbers() -> None:
     torch = sys.modules.get("torch")
     if OURS and hasattr(torch, "set_flush_denormal"):
         torch.set_flush_denormal(False)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _records_of_plugins_before_a_module() -> Iterator[None]:
+    """Have the same records of plugins after the tests of a module as before its fixtures."""
+    yield from _same_records()
+
+
+@pytest.fixture(autouse=True)
+def _records_of_plugins() -> Iterator[None]:
+    """Have the same records of plugins in the core's registries after each test as before it."""
+    yield from _same_records()
+
+
+def _same_records() -> Iterator[None]:
+    name = "lmcore.plugin.registrations"
+    before = sys.modules[name].added_records() if OURS and name in sys.modules else {}
+    yield
+    if OURS and name in sys.modules:
+        sys.modules[name].restore_records(before)

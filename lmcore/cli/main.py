@@ -12,7 +12,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from lmcore.cli.streams import (
@@ -44,7 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     open_closed_streams()
     print_every_character()
     try:
-        status = _start(arguments)
+        with _own_records():
+            status = _start(arguments)
         sys.stdout.flush()
     except BrokenPipeError:
         if not discard_unread():
@@ -67,6 +68,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"{failed.render()}\n{_notes(error)}")
         return failed.exit_status
     return status
+
+
+@contextlib.contextmanager
+def _own_records() -> Iterator[None]:
+    """Take the records that a command's plugins add out of the core's registries at its end.
+
+    A program may run several commands, with other plugins each.
+    """
+    name = "lmcore.plugin.registrations"  # not imported for a command without plugins
+    before = sys.modules[name].added_records() if name in sys.modules else {}
+    try:
+        yield
+    finally:
+        if name in sys.modules:
+            sys.modules[name].restore_records(before)
 
 
 def _notes(error: BaseException) -> str:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Registrations",
+    "added_records",
     "load_command",
     "plugin_commands",
     "plugin_corpora",
@@ -52,6 +53,7 @@ __all__ = [
     "register_formats",
     "register_loggers",
     "registered_types",
+    "restore_records",
 ]
 
 logger = logging.getLogger(__name__)
@@ -224,9 +226,7 @@ def register_families(plugins: PluginSet) -> None:
     hook = "lmcore_add_families"
     if not _is_used(hook, plugins):
         return  # the records of the core's families are loaded when they are used
-    from lmcore.model.family import families
-
-    registry = families()
+    registry = _registry(hook)
     _forget(hook, registry)
     own = [one.key for one in registry.values()]
     found = _records(plugins, hook, FamilyRegistry, own)
@@ -238,9 +238,9 @@ def register_formats(plugins: PluginSet) -> None:
     hook = "lmcore_add_formats"
     if not _is_used(hook, plugins):
         return
-    from lmcore.model.checkpoint_format import OWN_FORMATS, loaded_formats
+    from lmcore.model.checkpoint_format import OWN_FORMATS
 
-    registry = loaded_formats()
+    registry = _registry(hook)
     _forget(hook, registry)
     found = _records(plugins, hook, FormatRegistry, [*OWN_FORMATS, *registry])
     _keep(hook, registry, {name: _guarded(one, found.plugins[name]) for name, one in found.items()})
@@ -248,26 +248,22 @@ def register_formats(plugins: PluginSet) -> None:
 
 def register_engines(plugins: PluginSet) -> None:
     """Add the training engines of the usable plugins to the registry, as `register_families`."""
-    hook = "lmcore_add_engines"
-    if not _is_used(hook, plugins):
-        return
-    from lmcore.model.training_engine import engines
-
-    registry = engines()
-    _forget(hook, registry)
-    _keep(hook, registry, _records(plugins, hook, EngineRegistry, registry))
+    _register(plugins, "lmcore_add_engines", EngineRegistry)
 
 
 def register_loggers(plugins: PluginSet) -> None:
     """Add the loggers of the usable plugins to the registry, as `register_families`."""
-    hook = "lmcore_add_loggers"
+    _register(plugins, "lmcore_add_loggers", LoggerRegistry)
+
+
+def _register(
+    plugins: PluginSet, hook: str, kind: Callable[[str, Mapping[str, str]], _Registry[T]]
+) -> None:
     if not _is_used(hook, plugins):
         return
-    from lmcore.model.run_logger import run_loggers
-
-    registry = run_loggers()
+    registry = _registry(hook)
     _forget(hook, registry)
-    _keep(hook, registry, _records(plugins, hook, LoggerRegistry, registry))
+    _keep(hook, registry, _records(plugins, hook, kind, registry))
 
 
 def _forget(hook: str, registry: dict[str, T]) -> None:
@@ -318,6 +314,36 @@ def plugins_records() -> frozenset[str]:
 
 _added: dict[str, list[str]] = {}
 """Names of the plugins' records in the core's registries, by hook."""
+_REGISTRIES = {
+    "lmcore_add_engines": "lmcore.model.training_engine:engines",
+    "lmcore_add_families": "lmcore.model.family:families",
+    "lmcore_add_formats": "lmcore.model.checkpoint_format:loaded_formats",
+    "lmcore_add_loggers": "lmcore.model.run_logger:run_loggers",
+}
+"""Function that returns the core's registry for the records of each hook."""
+
+
+def added_records() -> dict[str, dict[str, Any]]:
+    """Return the records that plugins added to the core's registries, by hook and name."""
+    return {hook: {one: _registry(hook)[one] for one in names} for hook, names in _added.items()}
+
+
+def restore_records(before: Mapping[str, Mapping[str, Any]]) -> None:
+    """Have the plugins' records of an earlier time in the core's registries, and no others.
+
+    Args:
+        before: Result of `added_records` at that time; empty: none.
+    """
+    for hook in [*_added]:
+        _forget(hook, _registry(hook))
+    for hook, found in before.items():
+        _keep(hook, _registry(hook), found)
+
+
+def _registry(hook: str) -> dict[str, Any]:
+    module, _, function = _REGISTRIES[hook].partition(":")
+    registry: dict[str, Any] = getattr(importlib.import_module(module), function)()
+    return registry
 
 
 def _is_used(hook: str, plugins: PluginSet) -> bool:

@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 from example_plugins import installed
 
-from lmcore.model.checkpoint_format import formats
-from lmcore.model.training_engine import engines
 from lmcore.plugin import discover
 
 SOURCES = Path(__file__).resolve().parents[2] / "plugins/deepspeed/src"
@@ -34,5 +32,3 @@ def with_deepspeed(
         installed("lmcore_deepspeed", "deepspeed", SOURCES, site, monkeypatch)
     discover(probe=False)
     yield
-    formats().pop("megatron-deepspeed", None)
-    engines().pop("deepspeed", None)

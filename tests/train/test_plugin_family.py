@@ -15,8 +15,9 @@ from lmcore.config.section import Config
 from lmcore.contract import OP_SPECS, OpTable
 from lmcore.families.op_binding import OpBinding
 from lmcore.families.recompute import KEEP_ALL
-from lmcore.model.family import families, named_family, parameter_shapes
+from lmcore.model.family import named_family, parameter_shapes
 from lmcore.model.shape import ModelShape
+from lmcore.plugin import discover
 
 PACKAGE = "lmcore_example_family"
 FLAGS = (
@@ -33,7 +34,6 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     """Installs the example for this process and those it starts, and takes it away again."""
     with installed_example("plugin_family", PACKAGE, "window", tmp_path / "site", monkeypatch):
         yield
-    families().pop("Window", None)
 
 
 @pytest.mark.usefixtures("installed")
@@ -96,7 +96,8 @@ def test_table_and_modules(train: Any) -> None:
     """The table has the names and shapes of the modules."""
     import torch
 
-    assert train("run", FLAGS).status == 0  # which registers the family
+    assert train("run", FLAGS).status == 0
+    discover(probe=False)  # registers the family
     sizes = {"num_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "ffn_hidden_size": 16}
     shape = ModelShape(
         **sizes,

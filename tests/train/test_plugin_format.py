@@ -32,7 +32,6 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     """Installs the example for this process and those it starts, and takes it away again."""
     with installed_example("plugin_format", PACKAGE, "npz", tmp_path / "site", monkeypatch):
         yield
-    formats().pop("npz", None)
 
 
 @pytest.fixture
@@ -48,6 +47,8 @@ def test_there_and_back(run: Path, tmp_path: Path, capsys: Any) -> None:
     there, back = tmp_path / "there", tmp_path / "back"
     assert main(["checkpoint", "convert", str(run), str(there), "--to", "npz"]) == 0
     assert "lmcore -> numpy" in capsys.readouterr().out
+    assert format_of(there) is None  # the command took its record away
+    discover(probe=False)
     assert format_of(there) == "npz"
     assert main(["checkpoint", "convert", str(there), str(back), "--to", "lmcore"]) == 0
     same_state(read_state(back), RandomState(GPT2))

@@ -20,7 +20,7 @@ from lmcore.config.section.accelerator import plugin_off_option
 from lmcore.config.section.tokenizer import TokenizerSection
 from lmcore.config.tokenizer import TokenizerSettings, example_flags
 from lmcore.conversion.formats import WriteOptions
-from lmcore.model.checkpoint_format import formats, named_format
+from lmcore.model.checkpoint_format import OWN_FORMATS, formats, named_format
 from lmcore.model.known_plugins import KNOWN_PLUGINS
 
 if TYPE_CHECKING:
@@ -44,9 +44,12 @@ logger = logging.getLogger(__name__)
 
 
 def _format_names() -> list[str]:
-    """Return the names of the formats, with the package of each that is not here."""
-    absent = {name: f"{name} (of `{one.package}`)" for one in KNOWN_PLUGINS for name in one.formats}
-    return [*formats(), *(text for name, text in absent.items() if name not in formats())]
+    """Return the names of the formats, with the package of each that is a plugin's.
+
+    They do not depend on the plugins that are here: these are found after the help is made.
+    """
+    known = [f"{name} (of `{one.package}`)" for one in KNOWN_PLUGINS for name in one.formats]
+    return [*OWN_FORMATS, *known]
 
 
 @dataclass(frozen=True)

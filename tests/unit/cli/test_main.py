@@ -18,7 +18,9 @@ from lmcore.cli import commands
 from lmcore.cli import main as entry
 from lmcore.cli.commands import known_commands
 from lmcore.cli.main import main
+from lmcore.model.checkpoint_format import CheckpointFormat, formats
 from lmcore.model.command import Command
+from lmcore.plugin import registrations
 
 SCRIPT = "import sys; from lmcore.cli.main import main; sys.exit(main(sys.argv[1:]))"
 
@@ -351,3 +353,19 @@ sys.exit(main.main())
     )
     assert ended.returncode == -signal.SIGINT
     assert ended.stderr == "interrupted\n"
+
+
+def test_a_command_leaves_no_records_of_its_plugins(
+    command: Callable[[Callable[[list[str]], int]], None],
+) -> None:
+    """A program that runs several commands has the core's formats after each of them."""
+    ours = CheckpointFormat("ours", title="Ours", described="", matches=lambda _: False, read="a:b")
+
+    def run(_arguments: list[str]) -> int:
+        registrations._keep("lmcore_add_formats", formats(), {"ours": ours})
+        return 0 if "ours" in formats() else 1
+
+    command(run)
+    before = dict(formats())
+    assert main(["try"]) == 0
+    assert formats() == before

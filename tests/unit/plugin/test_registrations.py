@@ -23,12 +23,14 @@ from lmcore.model.command import Command
 from lmcore.model.training_engine import Lack, TrainingEngine, engine_named, engines
 from lmcore.plugin import PluginState, discover
 from lmcore.plugin.registrations import (
+    added_records,
     load_command,
     plugin_commands,
     plugin_corpora,
     plugin_sections,
     plugin_tasks,
     registered_types,
+    restore_records,
 )
 
 
@@ -601,6 +603,25 @@ def test_a_format_that_cannot_tell_about_a_directory_is_named(part, tmp_path):
         assert f"`{part}` raised ZeroDivisionError: by zero" in str(caught.value.why)
     finally:
         found("lmcore_add_formats", mine=lambda r: None)
+    assert "odd" not in formats()
+
+
+def test_records_of_plugins_are_restored():
+    """Records of a later set of plugins are gone again, and the records of before are back."""
+    odd, even = (
+        CheckpointFormat(name, title=name, described="", matches=lambda _: False, read="a:b")
+        for name in ("odd", "even")
+    )
+    before = added_records()
+    found("lmcore_add_formats", mine=lambda r: r.add(odd))
+    kept = added_records()
+    found("lmcore_add_formats", mine=lambda r: r.add(even))
+    assert "even" in formats()
+    assert "odd" not in formats()
+    restore_records(kept)
+    assert "odd" in formats()
+    assert "even" not in formats()
+    restore_records(before)
     assert "odd" not in formats()
 
 

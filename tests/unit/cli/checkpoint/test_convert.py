@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from model_states import GPT2, RandomState, same_state
 
+from lmcore.cli.checkpoint.convert import _format_names
 from lmcore.cli.main import main
 from lmcore.conversion.huggingface.read import HuggingFaceState
 from lmcore.conversion.huggingface.write import write_huggingface
@@ -16,6 +17,7 @@ from lmcore.conversion.megatron.rank_files.write import write_megatron
 from lmcore.conversion.native.read import LmcoreState
 from lmcore.conversion.state import ADAM, WEIGHT, Progress, TokenizerNote, notes_beside
 from lmcore.data.tokenizer import ByteTokenizer
+from lmcore.model.checkpoint_format import formats
 
 
 @pytest.fixture
@@ -192,3 +194,10 @@ def test_flags_of_the_conversion_tools(tmp_path: Path, capsys: pytest.CaptureFix
     run = tmp_path / "run"
     assert main(["checkpoint", "convert", str(back), str(run), "--to", "lmcore"]) == 0
     same_state(LmcoreState(run), state)
+
+
+def test_the_help_does_not_depend_on_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It names the package of a plugin's format also where the plugin is here."""
+    monkeypatch.setitem(formats(), "megatron-deepspeed", formats()["megatron"])
+    assert "megatron-deepspeed (of `lmcore-deepspeed`)" in _format_names()
+    assert "megatron-deepspeed" not in _format_names()
