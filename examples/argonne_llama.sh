@@ -19,12 +19,7 @@ run=${1:-runs/argonne}
 iters=${ITERS:-200}
 samples=${SAMPLES:-100}
 data=$run-data
-for directory in "$run" "$data"; do
-    if [ -e "$directory" ]; then
-        echo "error: \`$directory\` exists; remove it, or name another RUN_DIRECTORY" >&2
-        exit 2
-    fi
-done
+bash "$examples/shared/require_absent.sh" "$run" "$data"
 mkdir -p "$data/tokens" "$data/merged"
 if [ $# -ge 5 ]; then
     corpora=$2 epochs=$3 llama=$4 tasks=$5

@@ -17,12 +17,7 @@ run=${1:-runs/argonne-models}
 iters=${ITERS:-200}
 lr=${TASK_LR:-1e-3}
 data=$run-data
-for directory in "$run" "$data"; do
-    if [ -e "$directory" ]; then
-        echo "error: \`$directory\` exists; remove it, or name another RUN_DIRECTORY" >&2
-        exit 2
-    fi
-done
+bash "$examples/shared/require_absent.sh" "$run" "$data"
 mkdir -p "$data"
 if [ $# -ge 3 ]; then
     corpus=$2 tasks=$3

@@ -14,12 +14,7 @@ run=${1:-runs/launched}
 iters=${ITERS:-100}
 data=$run-data
 jobs=$data/jobs
-for directory in "$run" "$data"; do
-    if [ -e "$directory" ]; then
-        echo "error: \`$directory\` exists; remove it, or name another RUN_DIRECTORY" >&2
-        exit 2
-    fi
-done
+bash "$here/shared/require_absent.sh" "$run" "$data"
 mkdir -p "$jobs"
 
 # 1. Text and vocabulary, in place of the downloads of the original.

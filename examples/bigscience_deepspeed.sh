@@ -15,12 +15,7 @@ original=$examples/bigscience_deepspeed
 run=${1:-runs/bigscience}
 iters=${ITERS:-50}
 data=$run-data
-for directory in "$run" "$data" "$run"-{gpt.yaml,bloom,bloom-hf,tp2,merged,tensorboard}; do
-    if [ -e "$directory" ]; then
-        echo "error: \`$directory\` exists; remove it, or name another RUN_DIRECTORY" >&2
-        exit 2
-    fi
-done
+bash "$examples/shared/require_absent.sh" "$run" "$data" "$run"-{gpt.yaml,bloom,bloom-hf,tp2,merged,tensorboard}
 mkdir -p "$data"
 if [ $# -ge 5 ]; then
     corpus=$2 vocab=$3 merges=$4 held_out=$5

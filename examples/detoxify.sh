@@ -24,12 +24,7 @@ scorer=${SCORER:-$examples/detoxify/word_scorer.py:score}
 continuations=25
 
 data=$run-data
-for directory in "$run" "$data"; do
-    if [ -e "$directory" ]; then
-        echo "error: \`$directory\` exists; remove it, or name another RUN_DIRECTORY" >&2
-        exit 2
-    fi
-done
+bash "$examples/shared/require_absent.sh" "$run" "$data"
 python "$recipe" check --scorer "$scorer"
 if [ $# -ge 3 ]; then
     base=$2 prompts=$3

@@ -16,12 +16,7 @@ set -euo pipefail
 examples=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 run=${1:-runs/intel}
 data=$run-data
-for directory in "$run" "$data"; do
-    if [ -e "$directory" ]; then
-        echo "error: \`$directory\` exists; remove it, or name another RUN_DIRECTORY" >&2
-        exit 2
-    fi
-done
+bash "$examples/shared/require_absent.sh" "$run" "$data"
 mkdir -p "$data"
 if [ $# -ge 5 ]; then
     mkdir "$data/c4"

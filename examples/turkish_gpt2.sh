@@ -16,12 +16,7 @@ examples=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 run=${1:-runs/turkish}
 iters=${ITERS:-300}
 data=$run-data
-for directory in "$run" "$data"; do
-    if [ -e "$directory" ]; then
-        echo "error: \`$directory\` exists; remove it, or name another RUN_DIRECTORY" >&2
-        exit 2
-    fi
-done
+bash "$examples/shared/require_absent.sh" "$run" "$data"
 mkdir -p "$data"
 if [ $# -ge 5 ]; then
     corpus=$2 held_out=$3 train=$4 valid=$5

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from step_rows import row
 from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.record_writer import masked_crc32c
 
@@ -17,24 +18,6 @@ from lmcore.logger.tensorboard import TensorBoard
 from lmcore.model.run_logger import LoggedRun
 from lmcore.train.report.step_metrics import step_metrics
 from lmcore.train.step_record import StepRecord
-
-
-def row(step: int, **changes: Any) -> StepRecord:
-    numbers: dict[str, Any] = {
-        "consumed_samples": 8 * step,
-        "consumed_tokens": 128 * step,
-        "global_batch_size": 8,
-        "loss": 5.0 / step,
-        "learning_rate": 1e-3,
-        "grad_norm": 0.5,
-        "loss_scale": 1.0,
-        "skipped_iterations": 0,
-        "tokens_per_second": 1e4,
-        "step_time_ms": 12.5,
-        "data_wait_ms": 0.25,
-        "mfu": None,
-    }
-    return StepRecord(step=step, **(numbers | changes))
 
 
 def write(board: TensorBoard, one: StepRecord, names: str = "lmcore") -> None:
