@@ -11,7 +11,7 @@ import sys
 
 from lmcore.base.errors import printable
 
-__all__ = ["ALL_RANKS", "configure", "warn_once"]
+__all__ = ["ALL_RANKS", "configure", "info_once", "warn_once"]
 
 ALL_RANKS = {"all_ranks": True}
 """Argument *extra* of a warning that every rank logs: only rank 0 shows it."""
@@ -69,7 +69,25 @@ def warn_once(logger: logging.Logger, message: str, *args: object, all_ranks: bo
         *args: Arguments of the message.
         all_ranks: True if every rank logs it, so that only rank 0 shows it.
     """
-    key = (logger.name, message % args if args else message)
-    if key not in _warned:
-        _warned.add(key)
+    if _is_new(logger, message, *args):
         logger.warning(message, *args, extra=ALL_RANKS if all_ranks else None)
+
+
+def info_once(logger: logging.Logger, message: str, *args: object) -> None:
+    """Log a line once for each logger, message and arguments.
+
+    Args:
+        logger: Logger of the module.
+        message: Message with places for the arguments.
+        *args: Arguments of the message.
+    """
+    if _is_new(logger, message, *args):
+        logger.info(message, *args)
+
+
+def _is_new(logger: logging.Logger, message: str, *args: object) -> bool:
+    key = (logger.name, message % args if args else message)
+    if key in _warned:
+        return False
+    _warned.add(key)
+    return True

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmcore.base.errors import ConfigError, suggestion
-from lmcore.evaluation.files import find_files
-from lmcore.evaluation.score import check_metrics
-from lmcore.evaluation.task import Task
+from lmcore.evaluation.files import find_files, iter_examples
+from lmcore.evaluation.score import check_kind, check_metrics
+from lmcore.evaluation.task import Streamed, Task
 
 if TYPE_CHECKING:
     from lmcore.evaluation.finetune.record import TunedTask
 
-__all__ = ["NQ", "chosen_tasks", "place_of", "places_of"]
+__all__ = ["NQ", "chosen_tasks", "place_of", "places_of", "require_examples"]
 
 NQ = "nq"
 """Name of the task that scores an index by questions."""
@@ -43,6 +44,24 @@ def chosen_tasks(
         check_metrics(task)
     places = places_of(data, [task.name for task in tasks], flag)
     return [(task, find_files(task, place_of(task, places, flag), flag)) for task in tasks]
+
+
+def require_examples(wanted: Sequence[tuple[Task, Sequence[Path]]], limit: int | None) -> None:
+    """Read the examples of tasks, of texts the first one, before a model is loaded.
+
+    Args:
+        wanted: Tasks with their files.
+        limit: Number of examples that are taken from the beginning of each; None: all.
+
+    Raises:
+        ConfigError: A metric of a task is for other examples.
+        DataError: A file cannot be read, has another layout, or no examples.
+    """
+    for task, files in wanted:
+        for example in itertools.islice(iter_examples(task, files), limit):
+            check_kind(task, type(example))
+            if isinstance(example, Streamed):
+                break  # a file of texts may be larger than memory
 
 
 def places_of(given: Sequence[str], names: Sequence[str], flag: str = "--task") -> dict[str, Path]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from lmcore.base.errors import DataError
+from lmcore.base.errors import ConfigError, DataError
 from lmcore.data.tokenizer import special_ids
 from lmcore.evaluation.encode_pieces import encoded_pieces
 from lmcore.evaluation.passes import Scored
@@ -25,7 +25,7 @@ from lmcore.evaluation.task import (
 if TYPE_CHECKING:
     from lmcore.data.tokenizer import Tokenizer
 
-__all__ = ["RequestMaker", "windows"]
+__all__ = ["RequestMaker", "positions_read", "windows"]
 
 _READ = 1 << 16
 """Tokens of a document that are read at once."""
@@ -68,6 +68,32 @@ def _checked(example: Tokens, vocab_size: int) -> Iterator[int]:
                     hint="give the tokenizer of the data, or data of the model's tokenizer",
                 )
             yield token
+
+
+def positions_read(positions: int, length: int | None, stride: int | None) -> int:
+    """Return the most tokens that a model reads at once.
+
+    Args:
+        positions: Number of the model's positions.
+        length: Most tokens that it shall read; None: as many as it has positions.
+        stride: Tokens that each further window of a text predicts; None: as many as it reads.
+
+    Raises:
+        ConfigError: The length or the stride is larger.
+    """
+    if length is not None and length > positions:
+        raise ConfigError(
+            f"`--seq-length {length}` is more than the model's {positions} positions",
+            hint=f"use `--seq-length {positions}` or less, or leave it out",
+        )
+    positions = length or positions
+    if stride is not None and stride > positions:
+        raise ConfigError(
+            f"`--stride {stride}` is more than the model's {positions} positions",
+            why="tokens between two windows would not be predicted",
+            hint=f"use `--stride {positions}` or less",
+        )
+    return positions
 
 
 @dataclass

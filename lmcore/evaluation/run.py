@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmcore.base.errors import ConfigError, DataError, counted
+from lmcore.base.errors import DataError, counted
 from lmcore.evaluation.files import examples_of, iter_examples
 from lmcore.evaluation.indexed import require_tokenizer
 from lmcore.evaluation.journal import Journal, requests_key
 from lmcore.evaluation.likelihood import Likelihoods, PassPool, Scored
-from lmcore.evaluation.requests import RequestMaker
+from lmcore.evaluation.requests import RequestMaker, positions_read
 from lmcore.evaluation.score import (
     LogLikelihood,
     Metric,
@@ -187,19 +187,7 @@ class Evaluation:
             ConfigError: The stride or the length is larger than the model's positions.
         """
         self._model = Likelihoods(loaded, tokens=tokens, pool=pool)
-        positions = self._model.positions
-        if length is not None and length > positions:
-            raise ConfigError(
-                f"`--seq-length {length}` is more than the model's {positions} positions",
-                hint=f"use `--seq-length {positions}` or less, or leave it out",
-            )
-        positions = length or positions
-        if stride is not None and stride > positions:
-            raise ConfigError(
-                f"`--stride {stride}` is more than the model's {positions} positions",
-                why="tokens between two windows would not be predicted",
-                hint=f"use `--stride {positions}` or less",
-            )
+        positions = positions_read(self._model.positions, length, stride)
         self._maker = RequestMaker(
             loaded.tokenizer, positions, stride or positions, stream_stride=stride
         )

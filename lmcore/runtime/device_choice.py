@@ -10,6 +10,7 @@ import os
 from typing import TYPE_CHECKING
 
 from lmcore.base.errors import DeviceError
+from lmcore.base.log import info_once, warn_once
 from lmcore.plugin import HANDED_DOWN, Selection, launch_env, select, verify
 
 if TYPE_CHECKING:
@@ -58,9 +59,9 @@ def select_device(plugins: PluginSet, requested: str | None, rank: RankInfo) -> 
     else:
         selection = select(plugins, requested=requested)
         for warning in selection.warnings:
-            logger.warning("%s", warning)
+            warn_once(logger, "%s", warning)
         if selection.notice:
-            logger.info("%s", selection.notice)
+            info_once(logger, "%s", selection.notice)
     return selection
 
 

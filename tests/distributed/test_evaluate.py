@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +113,36 @@ def test_an_error_ends_all(run: Path, tmp_path: Path) -> None:
     assert "rank 1 stopped the run" in errors
     assert part.read_text().startswith(before)
     assert "the same command continues" in errors
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full)]
+)
+def test_a_signal_says_how_to_continue(run: Path, tmp_path: Path, number: signal.Signals) -> None:
+    """The name of the signal and its status, as in one process, and no hidden file."""
+    (run / "long.txt").write_text("All is well that ends well. " * 20_000)
+    output, part = tmp_path / "a.json", tmp_path / "a.json.part"
+    words = ["evaluate", str(run / "run"), "--device", "cpu", "--nproc-per-node", "2"]
+    words += ["--text", str(run / "long.txt"), "--stride", "2", "--output", str(output)]
+    words += ["--examples", str(tmp_path / "b.jsonl")]
+    with subprocess.Popen(
+        [sys.executable, "-m", "lmcore", *words],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    ) as process:
+        deadline = time.monotonic() + 60
+        while not (part.exists() and part.stat().st_size) and process.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(number)
+        errors = process.communicate(timeout=60)[1]
+    assert process.returncode == 128 + number, errors
+    word = "terminated" if number == signal.SIGTERM else "interrupted"
+    line = f"{word}\n\nthe same command continues, with the results in `{part}`\n"
+    assert errors.endswith(line)
+    assert errors.count("the same command continues") == 1
+    assert list(tmp_path.iterdir()) == [part], "a hidden file is left"
 
 
 def test_processes_that_do_not_fit(run: Path) -> None:

@@ -232,6 +232,7 @@ def test_a_trained_head_is_scored(
     assert f"`unlabelled.tsv`: without labels; the predictions are in `{tmp_path / 'a.jsonl'}`" in (
         plain.out
     )
+    assert len(plain.out.splitlines()) == 1, "a table without rows is shown"
     (line,) = map(json.loads, (tmp_path / "a.jsonl").read_text().splitlines())
     assert (line["label"], line["predicted"]) == (None, "entailment")
 

@@ -6,7 +6,6 @@ import functools
 import json
 import logging
 import os
-import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
@@ -15,12 +14,11 @@ from typing import TYPE_CHECKING, TextIO
 
 from lmcore.base.durable import is_device
 from lmcore.base.errors import (
-    CheckpointError,
+    CheckpointArgumentError,
     ConfigError,
     LmcoreError,
     counted,
 )
-from lmcore.base.signals import TerminatedError, clean_termination
 from lmcore.cli.evaluate.dispatch import evaluate_head, split_training
 from lmcore.cli.evaluate.outputs import (
     check_outputs,
@@ -32,6 +30,7 @@ from lmcore.cli.evaluate.outputs import (
 )
 from lmcore.cli.evaluate.section import EvaluateSection
 from lmcore.cli.evaluate.settings import shape_of
+from lmcore.cli.evaluate.stop import ended_by_signal, said_at_stop
 from lmcore.cli.evaluate.tasks import (
     files_of_tasks,
     list_tasks,
@@ -53,8 +52,11 @@ from lmcore.config.foreign.evaluate import evaluate_flags, upstream_arguments
 from lmcore.config.foreign.generate import GivenModel
 from lmcore.config.option import options_of
 from lmcore.config.options.command_line import parse_with_plugins, wants_help
+from lmcore.evaluation.chosen import require_examples
 from lmcore.evaluation.passes import BLOCK
+from lmcore.evaluation.requests import positions_read
 from lmcore.plugin.registrations import plugin_sections
+from lmcore.runtime.launch.worker_protocol import launch_info
 
 if TYPE_CHECKING:
     from lmcore.config.plugin_section import PluginSettings
@@ -83,7 +85,6 @@ The scores are defined in docs/reference/tasks.md.  `--list` lists the tasks and
   lmcore evaluate runs/my-run --harness mmlu,gsm8k --num-fewshot 5
   lmcore evaluate runs/bert --task mnli --finetune --task-data glue --save runs/mnli
   lmcore evaluate runs/mnli/best --task mnli --task-data glue"""
-_INTERRUPTED = 128 + signal.SIGINT
 
 
 def run(argv: list[str]) -> int:
@@ -116,25 +117,21 @@ def run(argv: list[str]) -> int:
     check_outputs(section.output, section.examples, [*inputs, *files_of_tasks(section)])
     checkpoints = [require_checkpoint(Path(one), section.ckpt_step) for one in section.checkpoints]
     plan = plan_processes(section, plugins, replicas=True)
-    if not plan.rank.rank:
+    if not plan.rank.rank and not launch_info(os.environ).report_file:
         check_replaced(section.output, section.examples)
-
-    if len(checkpoints) > 1:
         with _explained(section, plan):
             for checkpoint in checkpoints:  # before the first one is scored
-                _require_text(checkpoint, shape_of(section, checkpoint))
+                _require_shape(section, checkpoint, model)
+        require_examples(wanted, section.limit)
 
     def work() -> None:
         _evaluate(section, checkpoints, wanted, plan, plugins, settings, model)
 
-    # A signal leaves no hidden file of examples; one of several processes may wait for another
-    # one, where Python handles no signal.
-    alone = not plan.starts_processes and plan.rank.world_size == 1
-    ended = clean_termination() if alone else nullcontext()
-    with ended, _explained(section, plan):
+    kept = _kept(section)
+    with said_at_stop(kept, says=not plan.rank.rank), _explained(section, plan):
         status = run_planned(["evaluate", *argv], plan, plugins, work)
-    if plan.starts_processes and status == _INTERRUPTED:
-        sys.stderr.write(f"\n{_kept(section)}\n")  # below the launcher's line
+    if plan.starts_processes and ended_by_signal(status):
+        sys.stderr.write(f"\n{kept}\n")  # below the launcher's line
     return status
 
 
@@ -143,9 +140,6 @@ def _explained(section: EvaluateSection, plan: ProcessPlan) -> Iterator[None]:
     """Say what is kept at an error, and of a model that predicts no text that it is not scored."""
     try:
         yield
-    except (KeyboardInterrupt, TerminatedError) as stopped:
-        stopped.add_note(_kept(section))
-        raise
     except LmcoreError as error:
         from lmcore.inference.load import NoTextError
 
@@ -153,7 +147,7 @@ def _explained(section: EvaluateSection, plan: ProcessPlan) -> Iterator[None]:
             error.add_note(_kept(section))
         if not isinstance(error, NoTextError):
             raise
-        raise CheckpointError(
+        raise CheckpointArgumentError(
             error.what.replace("cannot generate text", "cannot be scored"),
             why=error.why,
             hint="give a GPT or Llama model: the tasks ask for the probability of each token after "
@@ -234,6 +228,19 @@ def _say_files(
         note_replaced(section.output, names, tasks)
 
 
+def _require_shape(section: EvaluateSection, checkpoint: Path, model: GivenModel) -> None:
+    """Raise if a model, as far as its shape is known, cannot be scored by the options.
+
+    Raises:
+        CheckpointError, ConfigError: It cannot.
+    """
+    shape = shape_of(section, checkpoint)
+    if shape is None:
+        return
+    _require_fitting(checkpoint, model, shape)
+    positions_read(shape.max_position_embeddings, section.seq_length, section.stride)
+
+
 def _require_fitting(checkpoint: Path, model: GivenModel, shape: ModelShape) -> None:
     """Raise if a model is not the one that is described, or reads a text to answer it.
 
@@ -244,8 +251,8 @@ def _require_fitting(checkpoint: Path, model: GivenModel, shape: ModelShape) -> 
     model.require(shape.to_dict())
 
 
-def _require_text(checkpoint: Path, shape: ModelShape | None) -> None:
-    """Raise if a model's family predicts no text from its beginning; of other formats, nothing.
+def _require_text(checkpoint: Path, shape: ModelShape) -> None:
+    """Raise if a model's family predicts no text from its beginning.
 
     Raises:
         CheckpointError, ConfigError: It does not.
@@ -253,8 +260,6 @@ def _require_text(checkpoint: Path, shape: ModelShape | None) -> None:
     from lmcore.inference.load import NoTextError
     from lmcore.model.family import answers_prompts, family_of
 
-    if shape is None:
-        return
     body = family_of(shape).body
     if body is not None and body.bidirectional:
         raise NoTextError(

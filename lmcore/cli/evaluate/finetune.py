@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 from lmcore.base.bounded_file import read_bounded_file
 from lmcore.base.durable import hidden_path, write_atomically
-from lmcore.base.errors import ConfigError, RunError, counted
+from lmcore.base.errors import ConfigError, DataError, RunError, counted
 from lmcore.cli.evaluate.outputs import write_results
 from lmcore.cli.evaluate.report import aligned, metrics_record, part_rows, shown
-from lmcore.cli.evaluate.runs import EXAMPLES_NAME, TunedRun
-from lmcore.cli.evaluate.scores import is_labelled, require_outputs, warn_of_training_files
+from lmcore.cli.evaluate.runs import EXAMPLES_NAME, TunedData, TunedRun
+from lmcore.cli.evaluate.scores import require_outputs, warn_of_training_files
 from lmcore.cli.evaluate.settings import TunedSettings, settings_of, shape_of
+from lmcore.cli.evaluate.stop import said_at_stop
 from lmcore.cli.loading import require_checkpoint
 from lmcore.cli.text.sample_output import open_output_file
 from lmcore.config.option import flag_of, options_of
@@ -99,18 +100,19 @@ def finetune(
     checkpoint = _checked(section, training)
     files = _files(section, task)
     require_outputs(section, [path for paths in files.values() for path in paths])
+    assert section.save is not None
+    place = _Place(Path(section.save))
+    data = TunedData(task, files, place.data)
     wanted = settings_of(section, task, checkpoint, files, training, plugins)
     scored = [*files["valid"], *files["test"]]
     warn_of_training_files(scored, files["train"], wanted.checksums)
-    assert section.save is not None
-    place = _Place(Path(section.save))
     _claim(place, wanted)
     done: dict[int, Any] = {}
     for number, seed in enumerate(section.seeds, 1):
-        run = TunedRun(section, task, wanted, seed, place.run(seed), place.data, plugins, settings)
+        run = TunedRun(section, task, wanted, seed, place.run(seed), data, plugins, settings)
         if (known := run.known()) is None:
             logger.info("seed %d, run %d of %d", seed, number, len(section.seeds))
-            with _standard_output_free(section), _said_at_a_stop():
+            with _standard_output_free(section), said_at_stop(_CONTINUES):
                 status, known = run.train_and_score()
             if known is None:
                 logger.warning(_CONTINUES)
@@ -162,8 +164,10 @@ def _checked(section: EvaluateSection, training: Sequence[str]) -> Path:
 def _check_processes(training: Sequence[str]) -> None:
     """Refuse a launcher of several processes, and arguments of training that are set here."""
     from lmcore.runtime.launch.rank import started_by_launcher
+    from lmcore.runtime.launch.scheduler_env import translate
 
-    if started_by_launcher(os.environ) and os.environ["WORLD_SIZE"].strip() != "1":
+    launched = {**os.environ, **translate(os.environ)}
+    if started_by_launcher(launched) and launched["WORLD_SIZE"].strip() != "1":
         raise ConfigError(
             "`--finetune` was started by a launcher",
             why="it starts the processes of training itself, on this host",
@@ -183,7 +187,7 @@ def _check_processes(training: Sequence[str]) -> None:
 
 def _files(section: EvaluateSection, task: TunedTask) -> dict[Part, list[Path]]:
     """Return the files of each part, of the test only files with labels."""
-    from lmcore.evaluation.finetune.files import find_part
+    from lmcore.evaluation.finetune.files import find_part, is_labelled
 
     given: dict[Part, tuple[str, ...]] = {
         "train": section.train_data,
@@ -196,7 +200,9 @@ def _files(section: EvaluateSection, task: TunedTask) -> dict[Part, list[Path]]:
         if paths:
             found[part] = [Path(one) for one in paths]
             if missing := [one for one in found[part] if not one.exists()]:
-                raise ConfigError(f"`--{part}-data`: there is no `{missing[0]}`")
+                raise DataError(
+                    f"`--{part}-data`: there is no `{missing[0]}`", hint="check the path"
+                )
         elif places or part != "test":
             place = place_of(task, places)
             if place.is_file():
@@ -316,16 +322,6 @@ def _standard_output_free(section: EvaluateSection) -> Iterator[None]:
     finally:
         os.dup2(kept, 1)
         os.close(kept)
-
-
-@contextlib.contextmanager
-def _said_at_a_stop() -> Iterator[None]:
-    """Say at Ctrl-C that the same command continues."""
-    try:
-        yield
-    except KeyboardInterrupt as interrupt:
-        interrupt.add_note(_CONTINUES)
-        raise
 
 
 def _report(

@@ -13,6 +13,7 @@ from lmcore.base.errors import ConfigError, DataError
 from lmcore.cli.evaluate.outputs import write_results
 from lmcore.cli.evaluate.report import aligned, metrics_record, shown
 from lmcore.cli.evaluate.scores import require_outputs
+from lmcore.cli.evaluate.stop import NOTHING_KEPT, said_at_stop
 from lmcore.cli.index.build import loaded_encoder
 from lmcore.cli.text.sample_output import open_output_file
 from lmcore.evaluation.chosen import NQ, places_of
@@ -62,7 +63,10 @@ def evaluate_retrieval(
     index = BlockIndex(Path(section.index))
     load = Path(section.checkpoints[0] if section.checkpoints else index.record.checkpoint)
     begin = time.perf_counter()
-    with loaded_encoder(section, load, plugins, settings) as encoder:
+    with (
+        said_at_stop(NOTHING_KEPT),
+        loaded_encoder(section, load, plugins, settings) as encoder,
+    ):
         require_encoder(index, encoder)
         source = index.source(encoder)
         found = search(index, encoder.questions([one.text for one in asked]), top=max(TOPS))

@@ -8,7 +8,7 @@ import logging
 import math
 import shutil
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,22 +21,65 @@ from lmcore.cli.evaluate.report import metrics_record, part_record
 from lmcore.cli.evaluate.scores import RECORD_NAME, example_lines, head_of, runtime_of, score_part
 from lmcore.cli.loading import plan_processes
 from lmcore.config.tokenizer import TokenizerSettings
+from lmcore.evaluation.finetune.files import labelled_file, write_rows
 
 if TYPE_CHECKING:
     from lmcore.cli.evaluate.section import EvaluateSection
     from lmcore.cli.evaluate.settings import TunedSettings
     from lmcore.config.plugin_section import PluginSettings
-    from lmcore.evaluation.finetune.record import TunedTask
+    from lmcore.evaluation.finetune.record import Part, TunedTask
     from lmcore.evaluation.finetune.score import PartScore
     from lmcore.plugin import PluginSet
 
-__all__ = ["EXAMPLES_NAME", "TunedRun"]
+__all__ = ["EXAMPLES_NAME", "TunedData", "TunedRun"]
 
 logger = logging.getLogger(__name__)
 
 EXAMPLES_NAME = "examples.jsonl"
 """File in a run's directory with what its best checkpoint predicts."""
 _MAX_BYTES = 1 << 24
+_SCORED: tuple[Part, Part] = ("valid", "test")
+
+
+class TunedData:
+    """Rows of a fine-tuning: each file is read once, for all seeds.
+
+    Attributes:
+        valid: Files that choose the best checkpoint.
+        test: Files that the best checkpoint is scored on.
+    """
+
+    def __init__(self, task: TunedTask, files: Mapping[Part, Sequence[Path]], folder: Path) -> None:
+        """Read the files of validation and test.
+
+        Args:
+            task: The task.
+            files: Files of each part.
+            folder: Folder for the files that training reads.
+
+        Raises:
+            DataError: A file is not there, has another layout, no rows or no labels.
+        """
+        self._task, self._train, self._folder = task, files["train"], folder
+        self.valid, self.test = (
+            [labelled_file(task, path) for path in files[part]] for part in _SCORED
+        )
+        self._written: tuple[dict[str, Path], int] | None = None
+
+    def written(self) -> tuple[dict[str, Path], int]:
+        """Write the rows for training; return the files, and the number of training rows.
+
+        Raises:
+            DataError: A training file is not there, has another layout, no rows or no labels.
+        """
+        if self._written is None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            found = {part: self._folder.resolve() / f"{part}.jsonl" for part in ("train", "valid")}
+            train = (labelled_file(self._task, path) for path in self._train)
+            count = write_rows(train, found["train"])
+            write_rows(self.valid, found["valid"])
+            self._written = found, count
+        return self._written
 
 
 @dataclass(frozen=True)
@@ -49,7 +92,7 @@ class TunedRun:
         wanted: Settings of the fine-tuning.
         seed: Seed of the run.
         directory: Directory of the run.
-        data: Folder of the files that training reads.
+        data: Rows for training and for scores.
         plugins: Plugins to choose from.
         settings: Options of the plugins.
     """
@@ -59,7 +102,7 @@ class TunedRun:
     wanted: TunedSettings
     seed: int
     directory: Path
-    data: Path
+    data: TunedData
     plugins: PluginSet
     settings: PluginSettings
 
@@ -102,7 +145,7 @@ class TunedRun:
 
         if (self.directory / "checkpoints").is_dir() and survey(self.directory).readable:
             return ["--continue", str(self.directory), *self.wanted.devices, *self.wanted.training]
-        data, rows = self._written()
+        data, rows = self.data.written()
         steps, interval = self.wanted.steps(rows), self.wanted.interval(rows)
         if interval > steps and self.wanted.eval_interval:
             logger.warning(
@@ -111,17 +154,6 @@ class TunedRun:
                 *(interval, steps),
             )
         return self.wanted.flags(self.task, data, rows, self.seed, self.directory)
-
-    def _written(self) -> tuple[dict[str, Path], int]:
-        """Write the rows for training; return the files, and the number of training rows."""
-        from lmcore.evaluation.finetune.files import write_rows
-
-        self.data.mkdir(parents=True, exist_ok=True)
-        found, counts = {}, {}
-        for part, paths in (("train", self.wanted.train), ("valid", self.wanted.valid)):
-            found[part] = self.data.resolve() / f"{part}.jsonl"
-            counts[part] = write_rows(self.task, [Path(one) for one in paths], found[part])
-        return found, counts["train"]
 
     def _is_trained(self) -> bool:
         return self._ending().partition(":")[0] in {"completed", "stopped early"}
@@ -153,12 +185,11 @@ class TunedRun:
         plan = plan_processes(alone, self.plugins)
         own = TokenizerSettings()  # the run's copy
         checkpoints = self._checkpoints()
-        files = [Path(one) for one in self.wanted.valid]
         scored: list[tuple[int, Path, PartScore]] = []
         with runtime_of(alone, checkpoints[-1][1], plan, self.plugins, self.settings) as runtime:
             for step, checkpoint in checkpoints:
                 head = head_of(alone, checkpoint, runtime, self.plugins, own)
-                part = score_part(alone, head, self.task, files)
+                part = score_part(alone, head, self.task, self.data.valid)
                 scored.append((step, checkpoint, part))
                 name = self.task.metrics[0]
                 logger.info("step %d: %s %.4f", step, name, part.metrics[name].value)
@@ -166,9 +197,9 @@ class TunedRun:
                 scored, key=lambda one: (_main(self.task, one[2]), -one[0])
             )
             test = None
-            if self.wanted.test:
+            if self.data.test:
                 head = head_of(alone, checkpoint, runtime, self.plugins, own)
-                test = score_part(alone, head, self.task, [Path(one) for one in self.wanted.test])
+                test = score_part(alone, head, self.task, self.data.test)
         self._write_examples(checkpoint, [valid, *([test] if test else [])])
         return {
             "settings": self.wanted.values(),

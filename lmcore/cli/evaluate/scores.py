@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmcore.base.bounded_file import read_bounded_file
-from lmcore.base.errors import ConfigError, DataError, LmcoreError, printable
+from lmcore.base.errors import ConfigError, DataError, LmcoreError, printable, several
+from lmcore.base.log import warn_once
 from lmcore.cli.evaluate.outputs import check_outputs, check_replaced, write_results
 from lmcore.cli.evaluate.report import aligned, part_record, part_rows
 from lmcore.cli.evaluate.settings import with_own_tokens
+from lmcore.cli.evaluate.stop import NOTHING_KEPT, said_at_stop
 from lmcore.cli.loading import plan_processes, require_checkpoint, run_planned, started_runtime
 from lmcore.cli.text.progress import ProgressLine
 from lmcore.cli.text.sample_output import open_output_file
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from lmcore.cli.loading import ProcessPlan
     from lmcore.config.plugin_section import PluginSettings
     from lmcore.config.tokenizer import TokenizerSettings
+    from lmcore.evaluation.finetune.files import TaskFile
     from lmcore.evaluation.finetune.model import HeadModel
     from lmcore.evaluation.finetune.record import TunedTask
     from lmcore.evaluation.finetune.score import PartScore
@@ -35,7 +38,6 @@ if TYPE_CHECKING:
 __all__ = [
     "RECORD_NAME",
     "head_of",
-    "is_labelled",
     "require_outputs",
     "runtime_of",
     "score_heads",
@@ -48,7 +50,7 @@ logger = logging.getLogger(__name__)
 RECORD_NAME = "finetune.json"
 """File in a fine-tuned run's directory with its settings and scores."""
 _MAX_BYTES = 1 << 24
-_Parts = dict[str, list[Path]]
+_Parts = dict[str, list["TaskFile"]]
 """Files by the name of their part; a file that is named by the user is of no part."""
 
 
@@ -75,24 +77,22 @@ def score_heads(
     for checkpoint in checkpoints:
         _require_heads(tasks, checkpoint)
     places = places_of(section.task_data, [task.name for task in tasks])
+    predicts = section.examples is not None
     wanted = [
-        (task, _files(task, place_of(task, places), predicts=section.examples is not None))
+        (task, _files(task, place_of(task, places), section.limit, predicts=predicts))
         for task in tasks
     ]
-    require_outputs(
-        section, [path for _, parts in wanted for each in parts.values() for path in each]
-    )
+    paths = [one.path for _, parts in wanted for part in parts.values() for one in part]
+    require_outputs(section, paths)
     for checkpoint in checkpoints:
-        trained_on, checksums = _trained_on(checkpoint)
-        for _, parts in wanted:
-            files = [path for part in parts.values() for path in part]
-            warn_of_training_files(files, trained_on, checksums)
+        warn_of_training_files(paths, *_trained_on(checkpoint))
     plan = plan_processes(section, plugins)
 
     def work() -> None:
         _score(section, checkpoints, wanted, plan, plugins, settings)
 
-    return run_planned(["evaluate"], plan, plugins, work)
+    with said_at_stop(NOTHING_KEPT):
+        return run_planned(["evaluate"], plan, plugins, work)
 
 
 def _require_whole_model(section: EvaluateSection) -> None:
@@ -146,43 +146,41 @@ def _require_heads(tasks: Sequence[TunedTask], checkpoint: Path) -> None:
         require_head(task, head, labels if head == "classification" else [], checkpoint)
 
 
-def _files(task: TunedTask, place: Path, *, predicts: bool) -> _Parts:
+def _files(task: TunedTask, place: Path, limit: int | None, *, predicts: bool) -> _Parts:
     """Return the files to score: of validation and test, or the one that is named.
 
     Args:
         task: The task.
         place: Directory of the data, or one file or folder.
+        limit: Number of rows that are taken from the beginning of each file; None: all.
         predicts: True if predictions are written, so that no labels are needed.
     """
-    from lmcore.evaluation.finetune.files import find_part
+    from lmcore.evaluation.finetune.files import find_part, is_labelled, read_file
 
     if place.is_file() or (task.head == "multiple-choice" and any(place.glob("*.txt"))):
-        if not predicts and not is_labelled(task, place):
-            raise DataError(
-                f"`{place}` has no labels",
-                why="there is nothing to compare the predictions with",
-                hint="add `--examples FILE`, which writes the predictions",
-            )
-        return {"": [place]}
-    test = find_part(task, place, "test", needed=False)
-    found = {"valid": find_part(task, place, "valid", needed=not test), "test": []}
-    for path in test:
-        if predicts or is_labelled(task, path):
-            found["test"].append(path)
-        else:
-            logger.info("`%s` has no labels: left out (`--examples` has predictions)", path)
-    return {part: files for part, files in found.items() if files}
-
-
-def is_labelled(task: TunedTask, path: Path) -> bool:
-    """Return True if the first row of a file has a label, or there is none.
-
-    Args:
-        task: The task.
-        path: File or folder.
-    """
-    first = next(task.rows(path), None)
-    return first is None or first.label is not None
+        parts = {"": [place]}
+    elif not place.exists():
+        raise DataError(f"there is no `{place}`", hint="check the path of `--task-data`")
+    else:
+        test = find_part(task, place, "test", needed=False)
+        parts = {"valid": find_part(task, place, "valid", needed=not test), "test": test}
+    found: _Parts = {}
+    unlabelled: list[Path] = []
+    for part, paths in parts.items():
+        for path in paths:
+            if predicts or is_labelled(task, path):
+                found.setdefault(part, []).append(read_file(task, path, limit))
+            else:
+                unlabelled.append(path)
+    if not found:
+        raise ConfigError(
+            f"no labels in {several([str(path) for path in unlabelled])}",
+            why="there is nothing to compare the predictions with",
+            hint="add `--examples FILE`, which writes the predictions",
+        )
+    for path in unlabelled:
+        logger.info("`%s` has no labels: left out (`--examples` has predictions)", path)
+    return found
 
 
 def warn_of_training_files(
@@ -289,7 +287,7 @@ def head_of(
 
 
 def score_part(
-    section: EvaluateSection, head: HeadModel, task: TunedTask, files: Sequence[Path]
+    section: EvaluateSection, head: HeadModel, task: TunedTask, files: Sequence[TaskFile]
 ) -> PartScore:
     """Score a model on files, with a line of progress.
 
@@ -307,12 +305,12 @@ def score_part(
             task,
             files,
             tokens=section.batch_tokens,
-            limit=section.limit,
             progress=line,
         )
     for one in found.files:
         if one.cut:
-            logger.warning(
+            warn_once(
+                logger,
                 "`%s`: %d of %d rows are longer than the %d tokens of a sequence and cut",
                 *(one.name, one.cut, len(one.rows), head.pairs.length),
             )
@@ -344,7 +342,7 @@ def _score(
             head = head_of(section, checkpoint, runtime, plugins, choice)
             logger.info("loaded %s on %s", head.checkpoint, runtime.device.name)
             for task, parts in wanted:
-                files = [path for part in parts.values() for path in part]
+                files = [file for part in parts.values() for file in part]
                 scored = score_part(section, head, task, files)
                 report.setdefault(str(checkpoint), {})[task.name] = _record(task, parts, scored)
                 if examples is not None:
@@ -355,7 +353,9 @@ def _score(
     if section.json:
         print(content)
         return
-    print(_table(report, [task for task, _ in wanted]))
+    rows = list(_table_rows(report, [task for task, _ in wanted]))
+    if rows:
+        print(aligned([["task", "part", "file", "examples", "metric", *report], *rows]))
     unlabelled = {
         name
         for tasks_of in report.values()
@@ -365,7 +365,8 @@ def _score(
     }
     if unlabelled:
         listed = ", ".join(f"`{printable(name)}`" for name in sorted(unlabelled))
-        print(f"\n{listed}: without labels; the predictions are in `{section.examples}`")
+        space = "\n" if rows else ""
+        print(f"{space}{listed}: without labels; the predictions are in `{section.examples}`")
 
 
 def _record(task: TunedTask, parts: _Parts, scored: PartScore) -> dict[str, Any]:
@@ -373,8 +374,8 @@ def _record(task: TunedTask, parts: _Parts, scored: PartScore) -> dict[str, Any]
     from lmcore.evaluation.finetune.score import together
 
     files, of_parts = iter(scored.files), {}
-    for part, paths in parts.items():
-        own = together(task, [next(files) for _ in paths], scored.seconds)
+    for part, read in parts.items():
+        own = together(task, [next(files) for _ in read], scored.seconds)
         of_parts[part] = part_record(task, own)
     return {**part_record(task, scored), "parts": of_parts}
 
@@ -395,15 +396,13 @@ def example_lines(checkpoint: Path, task: TunedTask, part: PartScore) -> Iterato
             yield json.dumps(first | record) + "\n"
 
 
-def _table(report: Mapping[str, Mapping[str, Any]], tasks: Sequence[TunedTask]) -> str:
-    """Return the table: a row for each metric of a file, a column for each checkpoint."""
-    rows = [["task", "part", "file", "examples", "metric", *report]]
+def _table_rows(
+    report: Mapping[str, Mapping[str, Any]], tasks: Sequence[TunedTask]
+) -> Iterator[list[str]]:
+    """Yield a row for each metric of a file with labels, a column for each checkpoint."""
     for task in tasks:
         records = [tasks_of[task.name]["parts"] for tasks_of in report.values()]
         for part in records[0]:
             columns = [list(part_rows(task, one[part])) for one in records]
-            rows += [
-                [task.name, part, *same[0][:3], *(row[3] for row in same)]
-                for same in zip(*columns, strict=True)
-            ]
-    return aligned(rows)
+            for same in zip(*columns, strict=True):
+                yield [task.name, part, *same[0][:3], *(row[3] for row in same)]

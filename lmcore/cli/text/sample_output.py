@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from lmcore.base.durable import AtomicFile
-from lmcore.base.errors import ConfigError, printable
+from lmcore.base.errors import ConfigError, RunError, printable
 from lmcore.generation.text.sample import Sample
 
 __all__ = [
@@ -137,7 +137,7 @@ def open_output_file(path: Path) -> Iterator[TextIO]:
     """Open *path* for writing; it appears, or is replaced, when everything was written.
 
     Raises:
-        ConfigError: The file cannot be written.
+        RunError: The file cannot be written, such as on a full disk.
     """
     try:
         with AtomicFile(path) as file:
@@ -145,7 +145,7 @@ def open_output_file(path: Path) -> Iterator[TextIO]:
             yield stream
             stream.detach()
     except OSError as error:
-        raise ConfigError(f"cannot write `{path}`", why=error.strerror or str(error)) from error
+        raise RunError(f"cannot write `{path}`", why=error.strerror or str(error)) from error
 
 
 def standard_output() -> TextIO:

@@ -4,14 +4,43 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from lmcore.base.durable import AtomicFile
 from lmcore.base.errors import DataError
 from lmcore.evaluation.finetune.record import LabelledRow, Part, TunedTask
 
-__all__ = ["checksum_of", "find_part", "name_of", "rows_of", "write_rows"]
+__all__ = [
+    "TaskFile",
+    "checksum_of",
+    "find_part",
+    "is_labelled",
+    "labelled_file",
+    "name_of",
+    "read_file",
+    "rows_of",
+    "write_rows",
+]
+
+
+@dataclass(frozen=True)
+class TaskFile:
+    """File, or folder, of a task that was read.
+
+    Attributes:
+        path: The file or folder.
+        rows: Its rows, at least one.
+    """
+
+    path: Path
+    rows: Sequence[LabelledRow]
+
+    @property
+    def is_labelled(self) -> bool:
+        """True if its rows have labels."""
+        return self.rows[0].label is not None
 
 
 def find_part(task: TunedTask, data: Path, part: Part, *, needed: bool = True) -> list[Path]:
@@ -102,34 +131,70 @@ def rows_of(task: TunedTask, path: Path, limit: int | None = None) -> list[Label
     return found
 
 
-def write_rows(task: TunedTask, paths: Sequence[Path], target: Path) -> int:
-    """Write the rows of files as JSON lines, and return their number.
+def read_file(task: TunedTask, path: Path, limit: int | None = None) -> TaskFile:
+    """Return a file or folder with its rows.
+
+    Args:
+        task, path, limit: See `rows_of`.
+
+    Raises:
+        DataError: It is not there, has another layout or no rows.
+    """
+    return TaskFile(path, rows_of(task, path, limit))
+
+
+def labelled_file(task: TunedTask, path: Path) -> TaskFile:
+    """Return a file or folder that a model is trained on, or chosen by, with its rows.
 
     Args:
         task: The task.
-        paths: The files or folders.
+        path: The file or folder.
+
+    Raises:
+        DataError: It is not there, has another layout, no rows or no labels.
+    """
+    found = read_file(task, path)
+    if not found.is_labelled:
+        raise DataError(
+            f"`{path}` has no labels",
+            why=f"its header names no column `{task.label}`, the labels of the task `{task.name}`",
+            hint="train and validate on files with labels; GLUE's test files have none",
+        )
+    return found
+
+
+def is_labelled(task: TunedTask, path: Path) -> bool:
+    """Return True if the first row of a file has a label, or there is none.
+
+    Args:
+        task: The task.
+        path: File or folder.
+    """
+    first = next(task.rows(path), None)
+    return first is None or first.label is not None
+
+
+def write_rows(files: Iterable[TaskFile], target: Path) -> int:
+    """Write the rows of files as JSON lines, and return their number.
+
+    Args:
+        files: Files or folders with labels; taken as they are needed.
         target: The file to write, whose folder is there.
 
     Raises:
-        DataError: A file has another layout, no rows or no labels.
+        DataError: A row has no text.
     """
     count = 0
     with AtomicFile(target) as stream:
-        for path in paths:
-            for line in _lines(task, path):
+        for file in files:
+            for line in _lines(file):
                 stream.write(line)
                 count += 1
     return count
 
 
-def _lines(task: TunedTask, path: Path) -> Iterator[bytes]:
-    for row in rows_of(task, path):
-        if row.label is None:
-            raise DataError(
-                f"`{path}` has no labels",
-                why="its header names no column of them",
-                hint="train and validate on files with labels; GLUE's test files have none",
-            )
+def _lines(file: TaskFile) -> Iterator[bytes]:
+    for row in file.rows:
         if not any(text.strip() for text in row.texts):
             raise DataError(f"{row.where} has no text", hint="leave the row out")
         values: dict[str, object] = dict(zip(("text", "text2"), row.texts, strict=False))

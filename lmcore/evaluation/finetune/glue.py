@@ -180,6 +180,7 @@ def _task(
         f"GLUE's release, the folder `{folder}` with `train.tsv` and `dev{suffixes[0]}.tsv`",
         pair=len(table.texts) == 2,
         recipe=recipe,
+        label=table.label,
     )
 
 

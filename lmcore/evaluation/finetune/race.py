@@ -58,6 +58,7 @@ def _task(name: str, levels: Sequence[str], summary: str) -> TunedTask:
         "the release of RACE, a folder with `train/middle`, `train/high`, `dev/middle` and so on",
         pair=False,
         recipe=_RECIPE,
+        label="answers",
     )
 
 

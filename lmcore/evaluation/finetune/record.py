@@ -74,6 +74,7 @@ class TunedTask:
         release: Origin of the files, for the message about missing ones.
         pair: True if a row has two texts.
         recipe: Settings of the training.
+        label: Name of the column, or field, with the labels.
     """
 
     name: str
@@ -86,6 +87,7 @@ class TunedTask:
     release: str
     pair: bool = True
     recipe: Recipe = Recipe()
+    label: str = "label"
 
 
 def cleaned(text: str) -> str:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lmcore.evaluation.finetune.files import name_of, rows_of
+from lmcore.evaluation.finetune.files import name_of
 from lmcore.evaluation.finetune.metrics import TUNED_METRICS
 from lmcore.evaluation.finetune.record import require_head
 from lmcore.evaluation.run import TaskProgress
 from lmcore.evaluation.score import Metric
 
 if TYPE_CHECKING:
+    from lmcore.evaluation.finetune.files import TaskFile
     from lmcore.evaluation.finetune.model import HeadModel
     from lmcore.evaluation.finetune.record import LabelledRow, TunedTask
 
@@ -77,10 +77,9 @@ class PartScore:
 def score_files(
     head: HeadModel,
     task: TunedTask,
-    paths: Sequence[Path],
+    read: Sequence[TaskFile],
     *,
     tokens: int,
-    limit: int | None = None,
     progress: Callable[[TaskProgress], None] = lambda _progress: None,
 ) -> PartScore:
     """Return the scores of a head on files of a task.
@@ -88,19 +87,16 @@ def score_files(
     Args:
         head: The model.
         task: The task.
-        paths: The files or folders.
+        read: The files or folders.
         tokens: Tokens of a pass.
-        limit: Number of rows that are taken from the beginning of each file; None: all.
         progress: Called after each pass.
 
     Raises:
         ConfigError: The head is not the task's.
-        DataError: A file has another layout, or no rows.
         RunError: The head's numbers are not finite.
     """
     require_head(task, head.task, head.labels, head.checkpoint)
-    content = [(name_of(path), rows_of(task, path, limit)) for path in paths]
-    total, count, begin = sum(len(rows) for _, rows in content), 0, time.perf_counter()
+    total, count, begin = sum(len(one.rows) for one in read), 0, time.perf_counter()
 
     def done(more: int) -> None:
         nonlocal count
@@ -108,10 +104,11 @@ def score_files(
         progress(TaskProgress(task.name, count, total, time.perf_counter() - begin))
 
     files = []
-    for name, rows in content:
+    for one_file in read:
+        name, rows = name_of(one_file.path), one_file.rows
         outputs = head.predict(rows, tokens=tokens, progress=done)
         found = [_predicted(task, head, one) for one in outputs.scores]
-        wanted = [] if rows[0].label is None else [_right(task, row) for row in rows]
+        wanted = [_right(task, row) for row in rows] if one_file.is_labelled else []
         metrics = _metrics(task, wanted, found)
         files.append(FileScore(name, rows, outputs.scores, found, wanted, metrics, outputs.cut))
     return together(task, files, time.perf_counter() - begin)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from lm_eval import simple_evaluate
 from lm_eval.tasks import TaskManager
 
-from lmcore.base.errors import ConfigError, LmcoreError, nearest
+from lmcore.base.errors import ConfigError, LmcoreError, RunError, nearest
 from lmcore.evaluation.harness.model import HarnessModel
 from lmcore.evaluation.run import TaskProgress
 from lmcore.evaluation.score import Metric
@@ -115,7 +115,7 @@ class Catalogue:
             pool: Models that compute the log-likelihoods; None: this one.
 
         Raises:
-            ConfigError: lm-eval-harness fails, such as for a data set that it cannot get.
+            RunError: lm-eval-harness fails, such as for a data set that it cannot get.
         """
         begin = time.perf_counter()
         model = HarnessModel(loaded=loaded, pool=pool, batch_tokens=tokens)
@@ -138,7 +138,7 @@ class Catalogue:
         except LmcoreError:
             raise
         except Exception as error:
-            raise ConfigError(
+            raise RunError(
                 f"lm-eval-harness fails on {', '.join(self._names)}",
                 why=f"{type(error).__name__}: {error}",
                 hint="it downloads the data sets of its tasks, and needs a connection or a copy",

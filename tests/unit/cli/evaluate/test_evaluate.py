@@ -181,6 +181,45 @@ def test_perplexity_by_hand(runs: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert found["token_perplexity"]["value"] == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.parametrize(
+    "name,content,message",
+    [
+        ("lambada", "", "has no examples of the task `lambada`"),
+        ("openbookqa", '{"a": 1}\n', "line 1 of .* has no field"),
+        ("text", '{"a": 1}\n', "line 1 of .* has no field"),
+        ("text", "", "has no examples of the task `text`"),
+    ],
+)
+def test_wrong_files_are_found_before_a_model_is_loaded(
+    runs: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    content: str,
+    message: str,
+) -> None:
+    from lmcore.cli import evaluate
+
+    path = tmp_path / "a.jsonl"
+    path.write_text(content)
+    monkeypatch.setattr(evaluate, "started_runtime", None)
+    flags = ["--task", name, "--task-data", f"{name}={path}"]
+    with pytest.raises(DataError, match=message):
+        call(runs, *(["--text", str(path)] if name == "text" else flags))
+
+
+@pytest.mark.parametrize("flag", ["--stride", "--seq-length"])
+def test_positions_are_compared_before_a_model_is_loaded(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, flag: str
+) -> None:
+    """A second checkpoint is compared before the first one is scored."""
+    from lmcore.cli import evaluate
+
+    monkeypatch.setattr(evaluate, "started_runtime", None)
+    with pytest.raises(ConfigError, match="more than the model's 64 positions"):
+        call(runs, "--text", str(runs / "book.txt"), flag, "65", checkpoints=("run-3", "run-4"))
+
+
 def test_list_of_tasks(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--list"]) == 0
     assert "hellaswag" in capsys.readouterr().out
@@ -363,6 +402,7 @@ def test_a_masked_model_is_refused_before_another_is_scored(
     with pytest.raises(CheckpointError, match=r"the BERT model of .* cannot be scored") as caught:
         call(runs, "--text", str(runs / "book.txt"), checkpoints=("run-3", str(bert)))
     assert "--finetune" in str(caught.value.hint)
+    assert caught.value.exit_status == 2, "the checkpoint does not fit the command"
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,14 @@ import pytest
 
 from lmcore.base.errors import ConfigError, DataError
 from lmcore.evaluation.finetune import TUNED
-from lmcore.evaluation.finetune.files import checksum_of, find_part, name_of, rows_of, write_rows
+from lmcore.evaluation.finetune.files import (
+    checksum_of,
+    find_part,
+    labelled_file,
+    name_of,
+    rows_of,
+    write_rows,
+)
 from lmcore.evaluation.finetune.metrics import TUNED_METRICS
 from lmcore.evaluation.finetune.record import TunedTask, cleaned, require_head
 
@@ -215,17 +222,19 @@ def test_files_of_glue(tmp_path: Path) -> None:
 def test_lines_for_training(tmp_path: Path) -> None:
     """Texts, choices and labels, as `lmcore train --task` reads them; no labels are refused."""
     target = tmp_path / "out.jsonl"
-    paths = [made("mnli", tmp_path / f"{name}.tsv") for name in "ab"]
-    assert write_rows(BY_NAME["mnli"], paths, target) == 2
+    mnli, race, rte = BY_NAME["mnli"], BY_NAME["race"], BY_NAME["rte"]
+    files = (labelled_file(mnli, made("mnli", tmp_path / f"{name}.tsv")) for name in "ab")
+    assert write_rows(files, target) == 2
     lines = [json.loads(line) for line in target.read_text().splitlines()]
     assert lines == [{"text": 'A "b c.', "text2": "d e", "label": "entailment"}] * 2
     (tmp_path / "1.txt").write_text(json.dumps(article()))
-    write_rows(BY_NAME["race"], [tmp_path / "1.txt"], target)
+    write_rows([labelled_file(race, tmp_path / "1.txt")], target)
     second = json.loads(target.read_text().splitlines()[1])
     assert (second["label"], second["choices"][3]) == (3, "Who? h")
     (tmp_path / "test.tsv").write_text("index\tsentence1\tsentence2\n0\ta\tb\n")
-    with pytest.raises(DataError, match="has no labels"):
-        write_rows(BY_NAME["rte"], [tmp_path / "test.tsv"], target)
+    with pytest.raises(DataError, match=r"test.tsv` has no labels") as caught:
+        labelled_file(rte, tmp_path / "test.tsv")
+    assert "names no column `label`" in str(caught.value.why)
 
 
 def test_megatron_order_of_labels() -> None:

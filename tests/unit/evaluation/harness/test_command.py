@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from suite.selection import peer
 
-from lmcore.base.errors import ConfigError, MissingPackageError
+from lmcore.base.errors import ConfigError, MissingPackageError, RunError
 from lmcore.checkpoint import save_checkpoint
 from lmcore.cli.evaluate import run
 from lmcore.contract import OP_SPECS, OpTable
@@ -137,6 +137,6 @@ class TestWithThePackage:
     def test_a_data_set_that_is_not_here(self, folder: Path, tmp_path: Path) -> None:
         text = TASK.format(name="away", data="nothing.json", rest=CHOICES)
         (tmp_path / "away.yaml").write_text(text)
-        with pytest.raises(ConfigError, match="lm-eval-harness fails on") as caught:
+        with pytest.raises(RunError, match="lm-eval-harness fails on") as caught:
             call(folder, "--harness", str(tmp_path / "away.yaml"))
         assert "nothing.json" in str(caught.value.why)
