@@ -8,7 +8,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from lmcore.cli.selection import find_plugins
 from lmcore.config.load import load_config
 from lmcore.config.option import INPUT_PATH, OUTPUT_PATH, Option, option, options_of
 from lmcore.config.options.command_line import parse_flags, render_help, wants_help
-from lmcore.config.section import run_options
+from lmcore.config.section import AcceleratorSection, run_options
 from lmcore.config.settings import LoadedConfig
 from lmcore.config.validate import problems_of
 from lmcore.plugin.registrations import plugin_sections
@@ -136,6 +136,7 @@ def _launch(name: str, argv: list[str]) -> int:
     keys = {key: value for key, value in parsed.values.items() if key not in own}
     profile = read_profile(kind.section, chosen.profile, keys, name)
     command = _command(words, profile, name)
+    profile = _with_resource(profile, command, name)
     text = kind.render(profile, command)
     output = chosen.output
     if output is None and chosen.submit:
@@ -208,7 +209,8 @@ def _command(words: Sequence[str], profile: JobProfile, kind: str) -> JobCommand
             hint="give `--nodes 1 --processes-per-node 1`",
         )
     if name != "train":
-        return JobCommand(given)
+        device = {one.name: one for one in options_of(AcceleratorSection) if one.name == "device"}
+        return JobCommand(given, device=parse_flags(given[1:], device).values.get("device"))
     return _training(given, profile, is_here=kind == "local")
 
 
@@ -252,7 +254,38 @@ def _training(words: tuple[str, ...], profile: JobProfile, *, is_here: bool) -> 
         settings.save if again else None,
         continues=same,
         ends_itself=loaded.provenance["exit_duration_in_mins"].kind != "default",
+        device=loaded.config.accelerator.device,
     )
+
+
+def _with_resource(profile: Any, command: JobCommand, kind: str) -> Any:
+    """Return the profile with the name of its devices, from the plugin of the command's device.
+
+    No device is looked for: a job runs on other hosts.
+
+    Raises:
+        ConfigError: Plugins of several devices give different names.
+    """
+    if getattr(profile, "devices_per_node", None) is None or profile.device_resource is not None:
+        return profile
+    names: dict[str, list[str]] = {}
+    for record in find_plugins(command.words[1:], probe=False).usable:
+        assert record.info is not None
+        name = record.info.device_resources.get(kind)
+        if name is not None and command.device in {None, record.name, *record.info.provides}:
+            names.setdefault(name, []).append(record.name)
+    if len(names) > 1:
+        listed = "; ".join(f"`{name}` by `{'`, `'.join(owners)}`" for name, owners in names.items())
+        raise ConfigError(
+            "the profile has `devices_per_node` and no `device_resource`",
+            why=f"installed plugins have several names for the devices of a node: {listed}",
+            hint="add `device_resource` to the profile, or choose by `--device TYPE` after the "
+            "command",
+        )
+    for name, owners in names.items():
+        logger.info("devices are requested as `%s`, as plugin `%s` names them", name, owners[0])
+        return replace(profile, device_resource=name)
+    return profile
 
 
 def _same(save: str | None, load: str | None) -> bool:

@@ -28,6 +28,9 @@ class PluginInfo:
         torch: Versions of torch it works with, as a version specifier.
         provides: Device types it may bring, for `--device` messages.
         summary: One line for `lmcore plugins`.
+        device_resources: Name of its devices as a cluster's scheduler knows them, by the kind of
+            job of `lmcore launch`: {"k8s": "example.com/chip", "slurm": "gpu"}.  A profile with
+            `devices_per_node` and without `device_resource` gets it.
     """
 
     name: str
@@ -35,6 +38,7 @@ class PluginInfo:
     torch: str = ">=2.8"
     provides: tuple[str, ...] = ()
     summary: str = ""
+    device_resources: Mapping[str, str] = field(default_factory=dict)
 
 
 class ProbeState(StrEnum):

@@ -38,13 +38,20 @@ _log = logging.getLogger(__name__)
 class RunLoggers:
     """The open loggers of a run."""
 
-    def __init__(self, run: LoggedRun, *, keep_ids: bool = True) -> None:
+    def __init__(
+        self,
+        run: LoggedRun,
+        *,
+        keep_ids: bool = True,
+        records: Iterable[RunLogger] | None = None,
+    ) -> None:
         """Open the loggers that the run's settings ask for.
 
         Args:
             run: The run.
             keep_ids: True to keep each logger's identity of the run in the run directory, by which
                 a continued run is logged as the same one.
+            records: Loggers to choose from; None: all that are registered.
         """
         ids = run.directory / IDS_NAME if keep_ids else None
         # A run that begins at step 0 is another one, also in the directory of one that failed.
@@ -52,7 +59,7 @@ class RunLoggers:
         keep = _Ids(ids, known).keep if ids is not None else lambda _name, _id: None
         self._loggers = [
             _Guarded(one, replace(run, run_id=known.get(one.name)), keep)
-            for one in run_loggers().values()
+            for one in (run_loggers().values() if records is None else records)
             if _is_wanted(one, run.config)
         ]
         for one in self._loggers:
@@ -135,7 +142,7 @@ class _Guarded:
                 waited = counted(int(_CLOSE_SECONDS), "second")
                 self._warn(f"it did not end within {waited}; its last rows may be missing")
                 return {}
-        return _finite(self._numbers)
+        return self._numbers
 
     def _do(self, work: Callable[[], object]) -> None:
         if self._failed:
@@ -179,8 +186,11 @@ class _Guarded:
 
     def _close(self, status: str) -> None:
         if self._logger is not None:
-            self._numbers = self._logger.close(status)
+            numbers: object = self._logger.close(status)
             self._logger = None
+            if not isinstance(numbers, Mapping):
+                raise TypeError(f"`close` returned {numbers!r:.100}, not a mapping of numbers")
+            self._numbers = _finite(numbers)
 
     def _warn(self, why: str) -> None:
         more = " more" if self._opened else ""

@@ -205,11 +205,22 @@ def _wrong_info(info: Any) -> str:
             return f"`{what}` is {given!r}, not a version specifier such as `>=1,<2`"
     if not _are_lines(info.provides):
         return f"`provides` is {info.provides!r}, not a tuple of device types"
+    if not _are_resources(info.device_resources):
+        return (
+            f"`device_resources` is {info.device_resources!r}, not a mapping of kinds of jobs to "
+            "names without spaces"
+        )
     return ""
 
 
 def _are_lines(value: Any) -> bool:
     return isinstance(value, tuple | list) and all(isinstance(one, str) for one in value)
+
+
+def _are_resources(value: Any) -> bool:
+    if not isinstance(value, Mapping) or not _are_lines([*value, *value.values()]):
+        return False
+    return all(one and one.isprintable() and " " not in one for one in value.values())
 
 
 def _incompatible(info: PluginInfo) -> str:

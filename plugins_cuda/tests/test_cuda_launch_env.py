@@ -15,6 +15,12 @@ def test_a_process_by_itself_gets_no_settings_of_nccl():
     assert launch_env({}, 1) == ALONE
 
 
+def test_a_job_requests_the_devices_by_name():
+    """Clusters name the GPUs so, unless their administrators chose another name."""
+    names = plugin.lmcore_plugin_info().device_resources
+    assert names == {"k8s": "nvidia.com/gpu", "slurm": "gpu"}
+
+
 def test_several_get_the_flight_recorder():
     """A collective that times out ends its process and leaves a record."""
     assert launch_env({}, 2) == ALONE | {

@@ -28,6 +28,7 @@ def test_what_it_is() -> None:
     info = plugin.lmcore_plugin_info()
     assert (info.name, info.api, info.torch) == ("xpu", ">=1.3,<2", ">=2.8")
     assert info.provides == ("xpu",)
+    assert info.device_resources == {"k8s": "gpu.intel.com/i915", "slurm": "gpu"}
     points = importlib.metadata.entry_points(group="lmcore.plugins", name="xpu")
     assert all(point.value == "lmcore_xpu.plugin" for point in points)
 

@@ -36,6 +36,7 @@ def lmcore_plugin_info() -> PluginInfo:
         torch=">=2.8",
         provides=("cuda",),
         summary="NVIDIA GPUs, through PyTorch's CUDA build",
+        device_resources={"k8s": "nvidia.com/gpu", "slurm": "gpu"},
     )
 
 

@@ -35,6 +35,9 @@ def lmcore_plugin_info() -> PluginInfo:
         torch=">=2.8",
         provides=("xpu",),
         summary="Intel GPUs, through torch.xpu",
+        # As Intel's device plugin names the GPUs of the driver i915; of the driver xe:
+        # `gpu.intel.com/xe`.
+        device_resources={"k8s": "gpu.intel.com/i915", "slurm": "gpu"},
     )
 
 

@@ -210,6 +210,90 @@ def test_commands_of_one_process(
     assert f"starts `lmcore {words[0]}` in one process only" in capsys.readouterr().err
 
 
+@pytest.fixture
+def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Install plugins of two devices, `chip` and `dice`, which this host lacks."""
+    site = tmp_path / "site"
+    for name in ("chip", "dice"):
+        info = site / f"lmcore_{name}-1.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: lmcore-{name}\nVersion: 1\n")
+        (info / "entry_points.txt").write_text(f"[lmcore.plugins]\n{name} = launch_{name}\n")
+        (site / f"launch_{name}.py").write_text(
+            "from lmcore.contract import PluginInfo, Probe, ProbeState\n"
+            "from lmcore.hookspecs import hookimpl\n\n"
+            "@hookimpl\ndef lmcore_plugin_info():\n"
+            f"    names = {{'k8s': 'example.com/{name}', 'slurm': 'gpu'}}\n"
+            f"    return PluginInfo('{name}', '>=1.3,<2', provides=('{name}_type',),\n"
+            "                      device_resources=names)\n\n"
+            "@hookimpl\ndef lmcore_probe():\n"
+            f"    return Probe('{name}_type', ProbeState.ABSENT)\n\n"
+            "@hookimpl\ndef lmcore_create_device(): ...\n"
+        )
+    monkeypatch.syspath_prepend(site)
+    for variable in ("LMCORE_PLUGINS", "LMCORE_PLUGIN_OFF", "LMCORE_DEVICE"):
+        monkeypatch.delenv(variable, raising=False)
+
+
+def resources_of(text: str) -> dict[str, str]:
+    """Return what a pod requests."""
+    spec = yaml.safe_load(text)["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
+    found: dict[str, str] = spec["containers"][0]["resources"]["requests"]
+    return found
+
+
+DEVICES = ("--container", "a", "--devices-per-node", "2")
+STEPS = ("--train-iters", "3")
+
+
+@pytest.mark.usefixtures("plugins")
+@pytest.mark.parametrize(
+    "flags, words, resource",
+    [
+        ((), ("train", *STEPS, "--device", "chip_type"), "example.com/chip"),
+        ((), ("train", *STEPS, "--device", "dice"), "example.com/dice"),
+        ((), ("train", *STEPS, "--plugin-off", "dice"), "example.com/chip"),
+        ((), ("evaluate", "runs/a", "--device", "dice_type"), "example.com/dice"),
+        (("--device-resource", "b.c/d"), ("train", *STEPS, "--device", "dice"), "b.c/d"),
+        (("--device-resource", "b.c/d"), ("train", *STEPS), "b.c/d"),
+    ],
+)
+def test_devices_are_named_by_their_plugin(
+    flags: tuple[str, ...],
+    words: tuple[str, ...],
+    resource: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A pod requests devices by the plugin's name for them, unless the profile has another."""
+    assert resources_of(rendered("k8s", *DEVICES, *flags, *words, capsys=capsys)) == {resource: "2"}
+
+
+@pytest.mark.usefixtures("plugins")
+def test_devices_of_a_settings_file(capsys: pytest.CaptureFixture[str]) -> None:
+    """The device of a settings file counts like the flag."""
+    Path("run.yaml").write_text("accelerator:\n  device: dice_type\n", "utf-8")
+    text = rendered("k8s", *DEVICES, "train", "run.yaml", *STEPS, capsys=capsys)
+    assert resources_of(text) == {"example.com/dice": "2"}
+
+
+@pytest.mark.usefixtures("plugins")
+def test_devices_with_several_names(capsys: pytest.CaptureFixture[str]) -> None:
+    """Plugins that differ need a choice; plugins that agree, and none, need no name."""
+    assert main(["launch", "k8s", *DEVICES, "train", *STEPS]) == 2
+    error = capsys.readouterr().err
+    assert "`example.com/chip` by `chip`; `example.com/dice` by `dice`" in error
+    assert main(["launch", "k8s", *DEVICES, "train", *STEPS, "--device", "cpu"]) == 2
+    assert "which no installed plugin for the run's device names" in capsys.readouterr().err
+    assert main(["launch", "k8s", "--container", "a", "train", *STEPS]) == 0
+    assert "example.com" not in capsys.readouterr().out
+    nodes = ("--devices-per-node", "2")
+    for more in ((), ("--plugin-off", "chip", "--plugin-off", "dice")):
+        shown = rendered("slurm", *nodes, "train", *STEPS, *more, capsys=capsys)
+        assert "#SBATCH --gres=gpu:2\n" in shown
+    shown = rendered("slurm", *nodes, "--device-resource", "tile", "train", *STEPS, capsys=capsys)
+    assert "#SBATCH --gres=tile:2\n" in shown
+
+
 def test_files_of_other_hosts(capsys: pytest.CaptureFixture[str]) -> None:
     """Data that this host lacks is a warning if the job runs elsewhere, and else an error."""
     words = ("train", "--data-path", "/shared/text_document", "--train-iters", "3")

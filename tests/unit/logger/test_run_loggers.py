@@ -53,6 +53,10 @@ class Broken(Notes):
             raise OSError(5, "Input/output error", "/a/file")
         if self.run.name == "hang":
             time.sleep(30)
+        if self.run.name == "none":
+            return None  # type: ignore[return-value]
+        if self.run.name == "text":
+            return {"kwh": "many"}  # type: ignore[dict-item]
         return {}
 
 
@@ -122,6 +126,8 @@ def test_identities_that_cannot_be_read(only, tmp_path, content):
         ("log", "nothing more is logged to Notes: ValueError: no such server"),
         ("exit", "nothing more is logged to Notes: SystemExit: 3"),
         ("close", "nothing more is logged to Notes: /a/file: Input/output error"),
+        ("none", "nothing more is logged to Notes: TypeError: `close` returned None, not a mapp"),
+        ("text", "nothing more is logged to Notes: TypeError: must be real number, not str"),
     ],
 )
 def test_a_failure_is_one_warning(only, tmp_path, caplog, fault, words, in_background):

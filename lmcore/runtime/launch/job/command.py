@@ -24,12 +24,14 @@ class JobCommand:
             is another one.
         continues: True if *words* continue the run by themselves if it has a checkpoint.
         ends_itself: True if the words limit the run's time.
+        device: Device type, or plugin, that `--device` names; None: the job's hosts decide.
     """
 
     words: tuple[str, ...]
     run_directory: str | None = None
     continues: bool = False
     ends_itself: bool = False
+    device: str | None = None
 
     @property
     def is_training(self) -> bool:

@@ -43,7 +43,9 @@ class KubernetesProfile(JobProfile):
     queue: str | None = option(None, "Local queue of Kueue.", metavar="NAME")
     devices_per_node: int | None = option(None, "Devices of each pod.", minimum=1, maximum=1024)
     device_resource: str | None = option(
-        None, "Resource of the devices, as the cluster's device plugin names it.", metavar="NAME"
+        None,
+        "Resource of the devices, as the cluster names it; default: as the device's plugin does.",
+        metavar="NAME",
     )
     more_resources: tuple[str, ...] = option(
         (), "Further resources of each pod, such as network adapters.", metavar="NAME=NUMBER"
@@ -128,9 +130,11 @@ def _check(profile: KubernetesProfile) -> None:
     if (profile.devices_per_node is None) != (profile.device_resource is None):
         given = "devices_per_node" if profile.device_resource is None else "device_resource"
         other = "device_resource" if profile.device_resource is None else "devices_per_node"
+        unnamed = ", which no installed plugin for the run's device names"
         raise ConfigError(
             f"the profile has `{given}` and no `{other}`",
-            why="a pod requests a number of a named resource",
+            why="a pod requests a number of a named resource"
+            f"{unnamed if profile.device_resource is None else ''}",
             hint=f"add `{other}`, or remove `{given}`",
         )
     devices, processes = profile.devices_per_node, profile.processes_per_node or 1

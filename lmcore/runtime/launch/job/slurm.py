@@ -20,6 +20,8 @@ from lmcore.runtime.launch.launchers import LAUNCHERS
 
 __all__ = ["SlurmProfile", "render", "submit"]
 
+_RESOURCE = "gpu"
+"""Usual name of the devices, of any vendor."""
 _SAFE = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.,:/=@%+[]")
 
 
@@ -32,8 +34,11 @@ class SlurmProfile(BatchProfile):
     devices_per_node: int | None = option(
         None, "Devices to request on each node (`--gres`).", minimum=1, maximum=1024
     )
-    device_resource: str = option(
-        "gpu", "Name of the devices among Slurm's generic resources.", metavar="NAME"
+    device_resource: str | None = option(
+        None,
+        "Name of the devices among Slurm's generic resources; default: as the device's plugin "
+        "names it, or gpu.",
+        metavar="NAME",
     )
     cpus_per_process: int | None = option(
         None, "CPU cores of each process.", minimum=1, maximum=4096
@@ -106,7 +111,7 @@ def _directives(profile: SlurmProfile) -> Iterator[str]:
         "--chdir": profile.directory,
     }
     if profile.devices_per_node is not None:
-        values["--gres"] = f"{profile.device_resource}:{profile.devices_per_node}"
+        values["--gres"] = f"{profile.device_resource or _RESOURCE}:{profile.devices_per_node}"
     for name, value in values.items():
         if value is not None:
             yield f"{name}={_quoted(str(value), name)}"

@@ -200,6 +200,21 @@ def test_a_command_is_called_with_its_arguments(install, check):
             "the plugin does not work with that version (source: `lmcore.contract",
         ),
         (INFO.replace('"guest", ">=1.3,<2"', '"guest", ">=2"'), "lmcore_plugin_info", "leaves out"),
+        (
+            INFO.replace('"guest",)', '"guest",), device_resources={"k9s": "a/b", "slurm": "gpu"}'),
+            "lmcore_plugin_info",
+            "has `k9s`, and only these kinds of jobs request devices by name: `slurm`, `k8s`; did",
+        ),
+        (
+            INFO.replace('"guest",)', '"guest",), device_resources={"slurm": "g pu"}'),
+            "lmcore_plugin_info",
+            "not a mapping of kinds of jobs to names without spaces",
+        ),
+        (
+            INFO.replace('"guest",)', '"guest",), device_resources="gpu"'),
+            "lmcore_plugin_info",
+            "`device_resources` is 'gpu', not a mapping",
+        ),
         (INFO.replace(">=1.3,<2", ">=1.3"), "lmcore_plugin_info", "includes version 2.0 of the"),
         (
             INFO.replace('">=1.3,<2"', '">=1.3,<2", torch="<2"'),

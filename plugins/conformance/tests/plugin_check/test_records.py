@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 from lmcore.contract import (
     Check,
@@ -124,6 +125,35 @@ def test_a_device_that_works_is_a_line():
     assert (check.status, check.detail) == ("ok", "`chip` 0: Chip 1")
 
 
+@pytest.mark.parametrize(
+    "dtypes, shown",
+    [
+        (
+            {"bf16", "float32"},
+            "'bf16'{NO}; did you mean `bfloat16`?",
+        ),
+        (
+            {"torch.float32"},
+            "'torch.float32'{NO}; did you mean `float32`?",
+        ),
+        (
+            {"bfloat61"},
+            "'bfloat61'{NO}; did you mean `bfloat16`?",
+        ),
+        (
+            {torch.float16},
+            "torch.float16{NO}; did you mean `float16`?",
+        ),
+        ({"int7.5"}, "'int7.5'{NO}"),
+    ],
+)
+def test_a_dtype_that_torch_calls_otherwise_is_named(dtypes, shown):
+    """Such a name is never found among the device's dtypes, so that it seems to lack the dtype."""
+    checks = list(check_device(device(dtypes=frozenset(dtypes)), CONTRACT))
+    words = shown.replace("{NO}", ", which is no name of a dtype of torch's")
+    assert details(checks) == [f"`Device.dtypes` has {words}"]
+
+
 def broken(*_values: Any) -> Any:
     raise OSError("no power")
 
@@ -131,6 +161,7 @@ def broken(*_values: Any) -> Any:
 @pytest.mark.parametrize(
     "fields, message",
     [
+        ({"dtypes": ["fp32"]}, "`Device.dtypes` is ['fp32'], and `frozenset[str]` is wanted"),
         ({"synchronize": broken}, "`synchronize` raised OSError: no power"),
         ({"set_current": broken}, "`set_current` raised OSError: no power"),
         ({"get_rng_state": broken}, "`set_rng_state` raised OSError: no power"),

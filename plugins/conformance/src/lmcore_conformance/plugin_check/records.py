@@ -10,9 +10,12 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lmcore.base.errors import LmcoreError, PluginError, nearest
-from lmcore.contract.probe import Check, CheckStatus
+from lmcore.base.errors import ConfigError, LmcoreError, PluginError, nearest
+from lmcore.config.option import options_of
+from lmcore.contract.dtype import dtype_name, parse_dtype
+from lmcore.contract.probe import Check, CheckStatus, PluginInfo
 from lmcore.plugin.record import PluginRecord, located
+from lmcore.runtime.launch.job.kinds import JOBS
 from lmcore_conformance.plugin_check.torch_functions import torch_problems
 
 if TYPE_CHECKING:
@@ -31,6 +34,7 @@ __all__ = [
     "field_problems",
     "listed",
     "offer",
+    "resource_problems",
 ]
 
 Described = Mapping[str, Any]
@@ -158,10 +162,28 @@ def _is_kind(value: Any, part: str) -> bool:
     return isinstance(value, _KINDS[part]) and not wrong_bool
 
 
+def resource_problems(info: PluginInfo) -> Iterator[str]:
+    """Yield the kinds of jobs in `PluginInfo.device_resources` that name no devices."""
+    kinds = [
+        name
+        for name, kind in JOBS.items()
+        if "device_resource" in [option.name for option in options_of(kind.section)]
+    ]
+    for kind in info.device_resources:
+        if kind not in kinds:
+            close = nearest(kind, kinds)
+            meant = f"; did you mean `{close}`?" if close else ""
+            yield (
+                f"`PluginInfo.device_resources` has `{kind}`, and only these kinds of jobs request "
+                f"devices by name: {', '.join(f'`{one}`' for one in kinds)}{meant}"
+            )
+
+
 def check_device(device: Device, contract: Described) -> Iterator[Check]:
     """Yield whether a device's record is right, and its functions work."""
     problems = [
         *field_problems(device, contract),
+        *_dtype_problems(device),
         *torch_problems(device, contract.get("torch", {})),
     ]
     problems += [
@@ -183,6 +205,26 @@ def check_device(device: Device, contract: Described) -> Iterator[Check]:
     yield from (Check(hook, CheckStatus.FAILED, problem) for problem in problems)
     if not problems:
         yield Check(hook, CheckStatus.OK, f"`{device.type}` {device.index}: {device.name}")
+
+
+def _dtype_problems(device: Device) -> Iterator[str]:
+    """Yield the dtypes that torch does not call so: lmcore would not find that the device has them.
+
+    A wrong name otherwise only shows as a precision that the device seems to lack.
+    """
+    import torch
+
+    dtypes: object = device.dtypes
+    if not isinstance(dtypes, frozenset | set):  # `field_problems` reports it
+        return
+    known = {dtype_name(one) for one in vars(torch).values() if isinstance(one, torch.dtype)}
+    for name in sorted(dtypes - known, key=str):
+        try:
+            close = parse_dtype(str(name))
+        except ConfigError:
+            close = nearest(str(name), known) or ""
+        meant = f"; did you mean `{close}`?" if close else ""
+        yield f"`Device.dtypes` has {name!r:.80}, which is no name of a dtype of torch's{meant}"
 
 
 def _raised(function: Callable[[], Any]) -> str | None:

@@ -5,13 +5,17 @@ Part of `lmcore plugin check`.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from lmcore.base.errors import LmcoreError
+from lmcore.base.errors import LmcoreError, MissingPackageError
 from lmcore.contract.probe import Check, CheckStatus
 from lmcore.contract.registry import (
     CommandRegistry,
@@ -23,8 +27,11 @@ from lmcore.contract.registry import (
     TaskRegistry,
     TokenizerRegistry,
 )
-from lmcore.plugin.record import PluginRecord, PluginSet
+from lmcore.logger.run_loggers import RunLoggers
+from lmcore.model.run_logger import LoggedRun, OpenLogger, RunLogger, StepMetrics
+from lmcore.plugin.record import PluginRecord, PluginSet, located
 from lmcore.plugin.registrations import load_command, plugin_sections, plugins_records
+from lmcore_conformance.plugin_check.configurations import plan_of
 from lmcore_conformance.plugin_check.records import call_hook
 
 __all__ = ["REGISTRATION_CHECKS", "reserved_names"]
@@ -181,7 +188,7 @@ def _engines(record: PluginRecord, taken: Taken) -> Iterator[Check]:
 
 
 def _loggers(record: PluginRecord, taken: Taken) -> Iterator[Check]:
-    """Check that each logger can be registered and loaded."""
+    """Check that each logger can be registered, and logs a run without arguments if it would."""
     hook = "lmcore_add_loggers"
     registry = LoggerRegistry(record.label, _owned(taken.get("loggers", ())))
     try:
@@ -190,8 +197,131 @@ def _loggers(record: PluginRecord, taken: Taken) -> Iterator[Check]:
             logger.load()
     except LmcoreError as error:
         yield _failed(hook, _message(error))
-    else:
+        return
+    faults = []
+    for name, logger in registry.found.items():
+        for found in _log_runs(logger, record):
+            faults += [found] if found.status is CheckStatus.FAILED else []
+            yield dataclasses.replace(found, name=hook, detail=f"`{name}`: {found.detail}")
+    if not faults:
         yield _registered(hook, registry.found, "loggers")
+
+
+def _log_runs(logger: RunLogger, record: PluginRecord) -> Iterator[Check]:
+    """Log a run and its continuation as `lmcore train` does, and yield what fails.
+
+    A fault of a logger costs a run the logger and nothing else; here it is a failure.
+    """
+    hook = "lmcore_add_loggers"
+    plan = plan_of("", 1, plugin_sections(PluginSet((record,))))
+    try:
+        wanted = logger.wanted(plan.config)
+    except Exception as error:  # noqa: BLE001 - a plugin may raise anything
+        yield _failed(hook, f"`wanted` raised {located(error)}")
+        return
+    if not wanted:
+        detail = "not opened: it does not want a run without arguments"
+        yield Check(hook, CheckStatus.SKIPPED, detail)
+        return
+    watched = _WatchedLogger(
+        logger.name, logger.title, logger.open, in_background=logger.in_background
+    )
+    with tempfile.TemporaryDirectory(prefix="lmcore-run-") as folder:
+        settings = plan.to_dict()["config"]
+        for step, status in ((0, "completed"), (2, "failed: out of memory")):
+            run = LoggedRun(Path(folder), "plugin-check", plan.config, settings, step)
+            opened = RunLoggers(run, records=[watched])
+            for one in (step + 1, step + 2):
+                opened.log(StepMetrics(one, 8 * one, dict(_NUMBERS), dict(_BY_SAMPLES)))
+            opened.text("sample", "A text, of several\nlines: \u00e4\u6587", step + 2)
+            opened.directory_lost()
+            opened.close(status)
+            if watched.faults or watched.lacks:
+                break
+    yield from (_failed(hook, fault) for fault in watched.faults)
+    yield from (Check(hook, CheckStatus.SKIPPED, f"not opened: {lack}") for lack in watched.lacks)
+
+
+_NUMBERS = {"train/loss": 2.5, "train/learning_rate": 1e-4, "valid/loss": 2.75}
+_BY_SAMPLES = {"lm loss vs samples": 2.5}
+
+
+@dataclass(frozen=True)
+class _WatchedLogger(RunLogger):
+    """Record whose logger's faults are kept, each with its place, before a run ignores them.
+
+    Attributes:
+        faults: Failed functions, each with the exception and its place.
+        lacks: Packages that are not installed.
+    """
+
+    faults: list[str] = field(default_factory=list)
+    lacks: list[str] = field(default_factory=list)
+
+    def load(self) -> Callable[[LoggedRun], object]:
+        """Return a function that opens the logger and watches it."""
+        function = super().load()
+
+        def opened(run: LoggedRun) -> object:
+            with self.noting(f"`{self.open}`"):
+                logger = function(run)
+            if isinstance(logger, OpenLogger):
+                return _WatchedOpen(logger, self)
+            self.faults.append(f"`{self.open}` returned {logger!r:.100}, not an `OpenLogger`")
+            return logger
+
+        return opened
+
+    @contextmanager
+    def noting(self, what: str) -> Iterator[None]:
+        """Keep what the block raises, and raise it."""
+        try:
+            yield
+        except MissingPackageError as error:
+            self.lacks.append(error.what)
+            raise
+        except (Exception, SystemExit) as error:
+            self.faults.append(f"{what} raised {located(error)}")
+            raise
+
+
+class _WatchedOpen(OpenLogger):
+    """Logger that passes everything on and notes what is wrong."""
+
+    def __init__(self, logger: OpenLogger, record: _WatchedLogger) -> None:
+        self._logger, self._record = logger, record
+        self.run_id = logger.run_id
+        given: object = logger.run_id
+        if not isinstance(given, str | None):
+            record.faults.append(f"`run_id` is {given!r:.100}, neither a text nor None")
+
+    def log(self, metrics: StepMetrics) -> None:
+        with self._record.noting("`log`"):
+            self._logger.log(metrics)
+        if (metrics.values, metrics.by_samples) != (_NUMBERS, _BY_SAMPLES):
+            self._record.faults.append("`log` changes the numbers, which other loggers get as well")
+
+    def text(self, name: str, text: str, step: int) -> None:
+        with self._record.noting("`text`"):
+            self._logger.text(name, text, step)
+
+    def directory_lost(self) -> None:
+        with self._record.noting("`directory_lost`"):
+            self._logger.directory_lost()
+
+    def close(self, status: str) -> Mapping[str, float]:
+        with self._record.noting("`close`"):
+            found = self._logger.close(status)
+        if not _are_numbers(found):
+            wanted = "a mapping of names to numbers"
+            self._record.faults.append(f"`close` returned {found!r:.100}, not {wanted}")
+        return found
+
+
+def _are_numbers(found: Any) -> bool:
+    return isinstance(found, Mapping) and all(
+        isinstance(name, str) and isinstance(one, int | float) for name, one in found.items()
+    )
 
 
 def _tasks(record: PluginRecord, taken: Taken) -> Iterator[Check]:

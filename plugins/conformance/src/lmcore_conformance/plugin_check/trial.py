@@ -29,7 +29,7 @@ from lmcore_conformance.plugin_check.effects import Effect, Effects
 from lmcore_conformance.plugin_check.hooks import check_hooks, implementations
 from lmcore_conformance.plugin_check.import_watch import ImportWatch
 from lmcore_conformance.plugin_check.launcher_cost import entry_point
-from lmcore_conformance.plugin_check.records import field_problems
+from lmcore_conformance.plugin_check.records import field_problems, resource_problems
 from lmcore_conformance.plugin_check.registrations import REGISTRATION_CHECKS
 from lmcore_conformance.plugin_check.source import check_imports, check_source
 from lmcore_conformance.process.watchdog import SILENCE, watched
@@ -307,6 +307,7 @@ class _Trial:
                 f"remove what the plugin uses; add `<{later}`"
             )
         yield from self.earlier_problems(info)
+        yield from resource_problems(info)
         assert self.record is not None
         reported = not included and not api.contains(API_VERSION, prereleases=True)
         if self.record.state is not PluginState.USABLE and not reported:
