@@ -3,7 +3,8 @@
 
 #include "kernels.hpp"
 
-#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AMX_BF16__) && defined(__linux__)
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512BF16__) && \
+    defined(__AMX_BF16__) && defined(__linux__)
 
 #include "avx512.hpp"
 
@@ -11,6 +12,7 @@
 #include "attention.hpp"
 #include "matrix_units.hpp"
 #include "projection.hpp"
+#include "sequence_attention.hpp"
 
 namespace lmcore::cpu {
 namespace {
@@ -26,7 +28,8 @@ void project_all(const Projection &call, std::int64_t first_block, std::int64_t 
 }  // namespace
 
 const Kernels *amx_kernels() {
-  static constexpr Kernels kernels{"amx", kBlock, kStepInputs, project_all, attend, adamw};
+  static constexpr Kernels kernels{"amx", kBlock, kStepInputs, project_all,
+                                   attend, adamw, attend_sequences};
   return &kernels;
 }
 

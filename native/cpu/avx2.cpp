@@ -76,7 +76,7 @@ struct Lanes {
 namespace lmcore::cpu {
 
 const Kernels *avx2_kernels() {
-  static constexpr Kernels kernels{"avx2", kBlock, 0, project, attend, adamw};
+  static constexpr Kernels kernels{"avx2", kBlock, 0, project, attend, adamw, nullptr};
   return &kernels;
 }
 

@@ -13,7 +13,7 @@
 namespace lmcore::cpu {
 
 const Kernels *avx512_kernels() {
-  static constexpr Kernels kernels{"avx512", kBlock, 0, project, attend, adamw};
+  static constexpr Kernels kernels{"avx512", kBlock, 0, project, attend, adamw, nullptr};
   return &kernels;
 }
 

@@ -6,6 +6,12 @@
 
 #include <cstdint>
 
+// GCC 12 takes the undefined vectors of its own intrinsics for a mistake (its bug 105593).
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#endif
+
 namespace lmcore::cpu {
 namespace {
 

@@ -1,7 +1,7 @@
 // Kernels for the CPU, for each instruction set: lmcore_cpu/kernel/native.py.
 //
-// amx.cpp, avx512.cpp and avx2.cpp include the templates of adamw.hpp, attention.hpp and projection.hpp with
-// their vectors.
+// amx.cpp, avx512_bf16.cpp, avx512.cpp and avx2.cpp include the templates of adamw.hpp, attention.hpp and
+// projection.hpp with their vectors; the first two sequence_attention.hpp too.
 
 #pragma once
 
@@ -64,6 +64,34 @@ struct NextToken {
   float scale;  // of scores
 };
 
+// Rows of the heads of sequences: an array [B, N, S, D] whose channels are adjacent.
+struct SequenceRows {
+  void *at;
+  std::int64_t strides[3];  // of sequence, head and row, in elements
+  bool is_wide;             // float32; false: bfloat16
+};
+
+// Attention of whole sequences.  With out_grad the backward pass, which reads out and logs and writes the
+// gradients; without it the forward pass, which writes out and logs.
+struct SequenceAttention {
+  SequenceRows q;       // [B, N, S, D]
+  SequenceRows k;       // [B, K, T, D]
+  SequenceRows v;       // [B, K, T, D]
+  SequenceRows out;     // [B, N, S, D]
+  float *logs;          // [B, N, S], contiguous: logarithms of the sums of exponentials of scores
+  SequenceRows out_grad;
+  SequenceRows q_grad;
+  SequenceRows k_grad;  // [B, N, T, D]: of each query head
+  SequenceRows v_grad;
+  std::int64_t heads;
+  std::int64_t groups;
+  std::int64_t queries;
+  std::int64_t keys;
+  std::int64_t head_dim;  // a multiple of 32
+  bool causal;            // queries and keys are then as many
+  float scale;            // of scores
+};
+
 // Arrays of a weight.
 struct AdamwTensor {
   const float *from[4];  // weight, first and second moment, gradient
@@ -93,10 +121,13 @@ struct Kernels {
   void (*attend)(const NextToken &, std::int64_t first, std::int64_t step, float *scores);
   // Updates the elements of a weight from start, a multiple of 64 bytes, to end.
   void (*adamw)(const AdamwStep &, const AdamwTensor &, std::int64_t start, std::int64_t end);
+  // Computes the heads from first to end of all sequences, numbered in order; null: not here.
+  void (*attend_sequences)(const SequenceAttention &, std::int64_t first, std::int64_t end);
 };
 
 // Null where the compiler cannot build them.
 const Kernels *amx_kernels();
+const Kernels *avx512_bf16_kernels();
 const Kernels *avx512_kernels();
 const Kernels *avx2_kernels();
 

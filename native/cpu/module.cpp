@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #if defined(__linux__) && defined(__x86_64__)
@@ -60,8 +61,12 @@ std::vector<const Kernels *> available() {
 #if defined(__x86_64__) && defined(__GNUC__)
   const bool has_avx512 =
       __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512bw") != 0;
-  if (amx_kernels() != nullptr && has_avx512 && may_use_matrix_units()) {
+  const bool has_bfloat16 = has_avx512 && __builtin_cpu_supports("avx512bf16") != 0;
+  if (amx_kernels() != nullptr && has_bfloat16 && may_use_matrix_units()) {
     found.push_back(amx_kernels());
+  }
+  if (avx512_bf16_kernels() != nullptr && has_bfloat16) {
+    found.push_back(avx512_bf16_kernels());
   }
   if (avx512_kernels() != nullptr && has_avx512) {
     found.push_back(avx512_kernels());
@@ -217,6 +222,49 @@ void attend_next_token(const std::string &instructions, bool is_bfloat16, std::u
   });
 }
 
+// Address, strides of sequence, head and row, and whether it is float32; address 0: none.
+using RowsGiven = std::tuple<std::uintptr_t, std::array<std::int64_t, 3>, bool>;
+
+SequenceRows rows_given(const RowsGiven &given) {
+  const auto &[at, strides, is_wide] = given;
+  return {reinterpret_cast<void *>(at), {strides[0], strides[1], strides[2]}, is_wide};
+}
+
+// See SequenceAttention.  arrays: q, k, v, out, then for the backward pass out_grad, q_grad, k_grad, v_grad;
+// sizes: sequences, heads, groups, queries, keys, channels.
+void attend_sequences(const std::string &instructions, const std::vector<RowsGiven> &arrays,
+                      std::uintptr_t logs, const std::array<std::int64_t, 6> &sizes, bool causal,
+                      float scale, int threads) {
+  const Kernels *const kernels = required(instructions);
+  const auto [sequences, heads, groups, queries, keys, head_dim] = sizes;
+  const bool is_backward = arrays.size() == 8;
+  if (kernels->attend_sequences == nullptr || (arrays.size() != 4 && !is_backward) ||
+      head_dim < 32 || head_dim % 32 != 0 || groups < 1 || heads % groups != 0 || queries < 1 ||
+      keys < 1 || (causal && queries != keys)) {
+    throw std::invalid_argument("not sequences of attention");
+  }
+  SequenceAttention call{};
+  SequenceRows *const places[] = {&call.q,        &call.k,      &call.v,      &call.out,
+                                  &call.out_grad, &call.q_grad, &call.k_grad, &call.v_grad};
+  for (std::size_t i = 0; i < arrays.size(); ++i) {
+    *places[i] = rows_given(arrays[i]);
+  }
+  call.logs = reinterpret_cast<float *>(logs);
+  call.heads = heads;
+  call.groups = groups;
+  call.queries = queries;
+  call.keys = keys;
+  call.head_dim = head_dim;
+  call.causal = causal;
+  call.scale = scale;
+  py::gil_scoped_release released;
+  const std::int64_t count = sequences * heads;
+  on_threads(threads_for(count * queries * keys * head_dim, count, threads),
+             [&](std::int64_t thread, std::int64_t of) {
+               kernels->attend_sequences(call, count * thread / of, count * (thread + 1) / of);
+             });
+}
+
 constexpr std::int64_t kAdamwPart = 1 << 14;  // elements
 
 struct AdamwPart {
@@ -283,13 +331,15 @@ py::dict blocks() {
 PYBIND11_MODULE(_kernels, module) {
   using lmcore::cpu::ConstantProjection;
   module.doc() = "Kernels for the CPU; lmcore_cpu.kernel.native says when they are used.";
-  module.attr("INTERFACE") = 3;  // as in lmcore_cpu/kernel/native.py
+  module.attr("INTERFACE") = 4;  // as in lmcore_cpu/kernel/native.py
   module.def("blocks", &lmcore::cpu::blocks,
              "Return Blocks by instruction set, the fastest first: see lmcore_cpu/kernel/native.py.");
   module.def("has_threads", [] { return lmcore::cpu::openmp().found(); },
              "Return True if torch's threads were found.");
   module.def("attend_next_token", &lmcore::cpu::attend_next_token,
              "Write a key and a value into each slot, and attend to all of the slot.");
+  module.def("attend_sequences", &lmcore::cpu::attend_sequences,
+             "Compute attention of whole sequences in bfloat16, or its gradients.");
   module.def("adamw", &lmcore::cpu::adamw, "Update weights and moments by a step of AdamW.");
   py::class_<ConstantProjection>(module, "ConstantProjection")
       .def(py::init<const std::string &, std::uintptr_t, int, std::int64_t, std::int64_t,

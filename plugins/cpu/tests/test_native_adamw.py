@@ -19,7 +19,7 @@ OTHERS = {"lr": 0.3, "beta1": 0.3, "beta2": 0.7, "epsilon": 0.2, "weight_decay":
 State = list[list[torch.Tensor]]
 
 
-@pytest.fixture(params=("avx512", "avx2"))
+@pytest.fixture(params=("avx512_bf16", "avx512", "avx2"))
 def instructions(request: pytest.FixtureRequest, give_facts: Callable[..., None]) -> str:
     """Each instruction set that this processor has kernels for."""
     if request.param not in facts().instructions:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.nn import functional
 
-from lmcore_cpu.kernel import few_rows, native, processor
+from lmcore.contract.op import torch_kernels
+from lmcore_cpu.kernel import few_rows, native, processor, sequence_attention
 from lmcore_cpu.kernel.few_rows import PackedWeight
 from lmcore_cpu.kernel.next_token_attention import next_token_attention
 from lmcore_cpu.kernel.weight_memory import new_weight
 
-INSTRUCTIONS = ("amx", "avx512", "avx2")
+INSTRUCTIONS = ("amx", "avx512_bf16", "avx512", "avx2")
 DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -220,3 +222,107 @@ def test_memory_of_weights() -> None:
     for number, (one, (size, dtype)) in enumerate(zip(made, sizes * 2, strict=True)):
         assert (tuple(one.shape), one.dtype) == (size, dtype)
         assert bool((one == number).all())
+
+
+def relative_error(found: torch.Tensor, exact: torch.Tensor) -> float:
+    return float((found.double() - exact).norm() / exact.norm())
+
+
+SEQUENCES = {
+    "blocks": (2, 4, 4, 128, 128, 64, True),
+    "the last block is not full": (1, 3, 3, 100, 100, 32, True),
+    "shared keys": (2, 6, 2, 130, 130, 96, True),
+    "one query head for all": (1, 4, 1, 65, 65, 128, True),
+    "all keys": (2, 2, 2, 70, 200, 64, False),
+    "many channels": (1, 1, 1, 10, 10, 256, True),
+}
+
+
+@pytest.mark.parametrize("size", SEQUENCES.values(), ids=SEQUENCES)
+def test_attention_of_sequences(
+    size: tuple[int, ...], give_facts: Callable[..., None], instructions: str
+) -> None:
+    """Output and gradients are nearer to float64's than torch's, or within two roundings of it."""
+    if instructions not in {"amx", "avx512_bf16"}:
+        pytest.skip(f"there is no kernel for {instructions}")
+    give_facts(instructions=(instructions,))
+    batch, heads, groups, queries, keys, channels, causal = size
+    given = [
+        numbers(batch, rows, count, channels, seed=seed).bfloat16().transpose(1, 2)
+        for seed, (rows, count) in enumerate(
+            [(queries, heads), (keys, groups), (keys, groups), (queries, heads)]
+        )
+    ]
+
+    def run(attend: Callable[..., torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
+        *inputs, grad = (one.to(dtype, copy=True) for one in given)
+        for one in inputs:
+            one.requires_grad_()
+        out = attend(*inputs, causal=causal)
+        is_own = type(out.grad_fn).__name__ == "_AttentionBackward"
+        assert is_own == (attend is sequence_attention.attention)
+        out.backward(grad)
+        return [out.detach(), *(one.grad for one in inputs)]
+
+    exact = run(torch_kernels.attention, torch.float64)
+    theirs = run(torch_kernels.attention, torch.bfloat16)
+    found = run(sequence_attention.attention, torch.bfloat16)
+    for one, other, truth in zip(found, theirs, exact, strict=True):
+        assert one.dtype == torch.bfloat16
+        assert relative_error(one, truth) < max(1.1 * relative_error(other, truth), 4e-3)
+    again = run(sequence_attention.attention, torch.bfloat16)
+    assert all(torch.equal(*pair) for pair in zip(found, again, strict=True))
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_attention_of_sequences_has_the_same_bits_with_more_threads_and_samples(
+    threads: int,
+) -> None:
+    """A head's sums depend neither on the number of threads nor on other samples."""
+    if not processor.facts().attends_sequences:
+        pytest.skip("there is no kernel for this processor")
+    q, k, v = (numbers(3, 4, 90, 64, seed=seed).bfloat16() for seed in range(3))
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = [
+            sequence_attention.attention(*(x[i : i + 1] for x in (q, k, v)), causal=True)
+            for i in range(3)
+        ]
+        torch.set_num_threads(threads)
+        assert torch.equal(sequence_attention.attention(q, k, v, causal=True), torch.cat(alone))
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_attention_of_sequences_with_an_outlier_and_without_a_number() -> None:
+    """Large scores do not overflow; a NaN reaches the queries that see it, and no others."""
+    if not processor.facts().attends_sequences:
+        pytest.skip("there is no kernel for this processor")
+    q, k, v = (numbers(1, 1, 80, 32, seed=seed).bfloat16() for seed in range(3))
+    large = [one * 300 if one is not v else v for one in (q, k, v)]
+    found = sequence_attention.attention(*large, causal=True)
+    expected = torch_kernels.attention(*(one.double() for one in large), causal=True)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-2, atol=1e-2)
+    k[0, 0, 70, 3] = float("nan")
+    seen = sequence_attention.attention(q, k, v, causal=True).isnan().any(-1)[0, 0]
+    assert seen.tolist() == [query >= 70 for query in range(80)]
+
+
+def test_what_the_kernel_of_sequences_does_not_compute_goes_another_way() -> None:
+    """A mask, another dtype, other channels, and fewer queries than keys in a causal case."""
+    q = numbers(1, 2, 8, 40).bfloat16()
+    assert torch.equal(
+        sequence_attention.attention(q, q, q, causal=True),
+        torch_kernels.attention(q, q, q, causal=True),
+    )
+    q = numbers(1, 2, 8, 64)
+    for given, rest in (
+        ((q, q, q), {}),
+        ((q.bfloat16(),) * 3, {"mask": torch.zeros(1, 1, 8, 8, dtype=torch.bool)}),
+        ((q.bfloat16()[:, :, -2:], q.bfloat16(), q.bfloat16()), {}),
+    ):
+        expected = torch_kernels.attention(*given, causal=True, **rest)
+        assert torch.equal(sequence_attention.attention(*given, causal=True, **rest), expected)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert sequence_attention.attention(q, q, q, causal=True).dtype == torch.bfloat16

@@ -36,7 +36,8 @@ _PRODUCTS = {
     "fp32": {"bfloat16_products": False, "float16_products": False},
 }
 _INSTRUCTIONS = {
-    "amx": ("amx", "avx512", "avx2"),
+    "amx": ("amx", "avx512_bf16", "avx512", "avx2"),
+    "avx512_bf16": ("avx512_bf16", "avx512", "avx2"),
     "avx512": ("avx512", "avx2"),
     "avx2": ("avx2",),
     "torch": (),
@@ -51,7 +52,7 @@ _ONEDNN = {
 def combinations() -> dict[str, dict[str, bool | tuple[str, ...]]]:
     """Return the facts of each combination, by name.
 
-    No processor multiplies what oneDNN lacks, or has matrix units for what it does not multiply.
+    No processor multiplies what oneDNN lacks, or has kernels for products that it does not have.
     """
     return {
         ",".join(names): {
@@ -61,7 +62,8 @@ def combinations() -> dict[str, dict[str, bool | tuple[str, ...]]]:
             **_ONEDNN[names[3]],
         }
         for names in product(_LIBRARIES, _PRODUCTS, _INSTRUCTIONS, _ONEDNN)
-        if (names[1], names[3]) != ("bf16", "onednn32") and (names[1], names[2]) != ("fp32", "amx")
+        if (names[1], names[3]) != ("bf16", "onednn32")
+        and not (names[1] == "fp32" and names[2] in {"amx", "avx512_bf16"})
     }
 
 

@@ -10,6 +10,7 @@ import dataclasses
 from lmcore.contract import OpContext, OpImpl, Reject
 from lmcore.contract.torch_versions import GROUPED_CPU_ATTENTION
 from lmcore_cpu import ipex
+from lmcore_cpu.kernel.native import SEQUENCE_CHANNELS
 from lmcore_cpu.kernel.processor import facts
 
 __all__ = ["IPEX_KERNELS", "KERNELS", "kernels"]
@@ -71,6 +72,34 @@ def _blocked(context: OpContext) -> Reject | None:
     return _uncompiled(context)
 
 
+def _sequences(context: OpContext) -> Reject | None:
+    """Refuse what the kernel of bfloat16 products does not compute."""
+    attributes = context.attributes
+    if context.dtype != "bfloat16":
+        return Reject(f"computes in bfloat16, not {context.dtype}")
+    if attributes.get("dropout") or attributes.get("masked"):
+        return Reject("is for attention without dropout and without a mask")
+    if attributes.get("head_dim", SEQUENCE_CHANNELS) % SEQUENCE_CHANNELS:
+        return Reject(f"is for heads of a multiple of {SEQUENCE_CHANNELS} channels")
+    if not facts().attends_sequences:
+        return Reject("there is no compiled kernel for this processor's products of bfloat16")
+    return None
+
+
+def _eager_sequences(context: OpContext) -> Reject | None:
+    """Refuse compiled blocks, which have a separate variant, and what the kernel cannot do."""
+    if context.attributes.get("compile"):
+        return Reject("is not for compiled blocks; `bfloat16-compile` is")
+    return _sequences(context)
+
+
+def _compiled_sequences(context: OpContext) -> Reject | None:
+    """Refuse blocks that are not compiled, and what the kernel cannot do."""
+    if not context.attributes.get("compile"):
+        return Reject("is for compiled blocks; `bfloat16` is the same without a compiler")
+    return _sequences(context)
+
+
 def _uncompiled(context: OpContext) -> Reject | None:
     """Refuse compiled blocks, whose compiler fuses the reference with the surrounding code."""
     if context.attributes.get("compile"):
@@ -79,6 +108,22 @@ def _uncompiled(context: OpContext) -> Reject | None:
 
 
 KERNELS: tuple[OpImpl, ...] = (
+    OpImpl(
+        "attention",
+        "bfloat16",
+        "lmcore_cpu.kernel.sequence_attention:attention",
+        priority=16,
+        supports=_eager_sequences,
+        traits=_FUSED,
+    ),
+    OpImpl(
+        "attention",
+        "bfloat16-compile",
+        "lmcore_cpu.kernel.beside_compiled:attention",
+        priority=16,
+        supports=_compiled_sequences,
+        traits=_FUSED,
+    ),
     OpImpl(
         "attention",
         "blocked",
@@ -111,7 +156,7 @@ KERNELS: tuple[OpImpl, ...] = (
     OpImpl(
         "linear",
         "onednn-compile",
-        "lmcore_cpu.kernel.linear_beside_compiled:linear",
+        "lmcore_cpu.kernel.beside_compiled:linear",
         supports=_compiled,
         traits=_DETERMINISTIC,
     ),

@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["ConstantProjection", "Kernels", "module", "reason"]
+__all__ = ["SEQUENCE_CHANNELS", "ConstantProjection", "Kernels", "module", "reason"]
 
-_INTERFACE = 3
+SEQUENCE_CHANNELS = 32
+"""Divisor of the channels of a head in `attend_sequences`."""
+
+_INTERFACE = 4
 """Version of the signatures, also in `native/cpu/module.cpp`; raise both with every change."""
 
 
@@ -66,6 +69,30 @@ class Kernels(Protocol):
                 strides of q, of k and of v; addresses of the slots of keys and of values, and their
                 first two strides; addresses of the lengths and of the output; sequences, heads,
                 heads of keys, channels, the longest length, the factor of scores, threads.
+        """
+
+    def attend_sequences(
+        self,
+        instructions: str,
+        arrays: Sequence[tuple[int, tuple[int, ...], bool]],
+        logs: int,
+        sizes: tuple[int, ...],
+        causal: bool,  # noqa: FBT001 - the signature is C++'s
+        scale: float,
+        threads: int,
+        /,
+    ) -> None:
+        """Attend to whole sequences, or compute gradients: see `SequenceAttention` in C++.
+
+        Args:
+            instructions: Instruction set, `amx` or `avx512_bf16`.
+            arrays: Address, first three strides, and whether it is float32, of q, k, v and the
+                output; for gradients also of the output's gradient and of those of q, k and v.
+            logs: Address of the logarithms of sums, float32.
+            sizes: Sequences, heads, heads of keys, queries, keys, channels.
+            causal: True to hide keys after their query.
+            scale: Factor of scores.
+            threads: Number of threads.
         """
 
     def adamw(

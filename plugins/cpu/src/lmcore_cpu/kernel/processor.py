@@ -89,6 +89,11 @@ class Facts:
         return "amx" in self.instructions
 
     @property
+    def attends_sequences(self) -> bool:
+        """True if there are kernels for attention of whole sequences, which is in bfloat16."""
+        return not {"amx", "avx512_bf16"}.isdisjoint(self.instructions[:1])
+
+    @property
     def kernels(self) -> Kernels | None:
         """The functions of `lmcore_cpu._kernels`; None if none is for this processor."""
         from lmcore_cpu.kernel import native
