@@ -103,7 +103,7 @@ def attention(
     mask: Tensor | None = None,
 ) -> Tensor:
     """Softmax attention as the reference; what the kernel does not compute goes torch's way."""
-    given = (q_BNSD, k_BKTD, v_BKTD)
+    given: tuple[Tensor, ...] = (q_BNSD, k_BKTD, v_BKTD)
     if torch.is_autocast_enabled("cpu"):
         given = tuple(one.to(torch.get_autocast_dtype("cpu")) for one in given)
     if (
