@@ -87,7 +87,7 @@ class Kernels(Protocol):
         Args:
             instructions: Instruction set, `amx` or `avx512_bf16`.
             arrays: Address, first three strides, and whether it is float32, of q, k, v and the
-                output; for gradients also of the output's gradient and of those of q, k and v.
+                output; for gradients also of the gradients of the output, of q, k and v.
             logs: Address of the logarithms of sums, float32.
             sizes: Sequences, heads, heads of keys, queries, keys, channels.
             causal: True to hide keys after their query.
