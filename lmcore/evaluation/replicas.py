@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from lmcore.evaluation.likelihood import Likelihoods
 from lmcore.evaluation.passes import AnyPass, Pass, Scored, SharedPass
@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     from lmcore.inference.load import LoadedModel
     from lmcore.runtime.process.rendezvous import Rendezvous
 
-__all__ = ["ReplicaPool", "first_ranks", "replica_pool"]
+__all__ = ["ReplicaPool", "Replicas", "first_ranks", "replica_pool", "replicas"]
 
 _PASSES = "passes of an evaluation"
 _BEATS = "evaluation/beats"
+_W = TypeVar("_W")
+_R = TypeVar("_R")
 
 
 def first_ranks(layout: ParallelLayout) -> list[int]:
@@ -35,8 +37,8 @@ def first_ranks(layout: ParallelLayout) -> list[int]:
     return [number * layout.tensor for number in range(layout.data)]
 
 
-class ReplicaPool:
-    """Replicas that compute passes at the same time; on rank 0.
+class Replicas:
+    """Replicas that do passes at the same time; on rank 0.
 
     Attributes:
         size: Number of replicas, this one included.
@@ -53,16 +55,20 @@ class ReplicaPool:
         self.size = len(ranks)
         self._turn = 0
 
-    def compute(
+    def share(
         self,
-        passes: Sequence[AnyPass],
-        own: Callable[[Sequence[AnyPass]], list[list[LogLikelihood]]],
-    ) -> list[list[LogLikelihood]]:
-        """Return the results of the requests of each pass; replica i has each pass i + n * size.
+        passes: Sequence[_W],
+        own: Callable[[Sequence[_W]], list[_R]],
+        encode: Callable[[_W], Any],
+        decode: Callable[[Any], _R],
+    ) -> list[_R]:
+        """Return the result of each pass; replica i has each pass i + n * size.
 
         Args:
             passes: The passes.
             own: Function that computes passes here.
+            encode: Function that returns a pass as a JSON value.
+            decode: Function that returns the result of a replica's JSON value.
 
         Raises:
             RunError: A process stopped; with its message.
@@ -71,24 +77,74 @@ class ReplicaPool:
         asked: dict[int, str] = {}
         with self._rendezvous.connection():
             for number, rank in enumerate(self._ranks, 1):
-                given = [_record(one) for one in passes[number :: self.size]]
+                given = [encode(one) for one in passes[number :: self.size]]
                 store.set(_key(rank, "next"), json.dumps([self._turn, given]))
                 asked[rank] = _key(rank, f"found/{self._turn}")
-            found: list[list[LogLikelihood]] = [[] for _ in passes]
-            found[:: self.size] = own(passes[:: self.size])
+            found = dict(
+                zip(range(0, len(passes), self.size), own(passes[:: self.size]), strict=True)
+            )
             self._rendezvous.wait_for(asked, _PASSES, in_order=False)
             for number, key in enumerate(asked.values(), 1):
-                found[number :: self.size] = [
-                    [LogLikelihood(*one) for one in each] for each in self._rendezvous.read(key)
-                ]
+                places = range(number, len(passes), self.size)
+                results = map(decode, self._rendezvous.read(key))
+                found |= dict(zip(places, results, strict=True))
             store.delete(*asked.values())
-        return found
+        return [found[number] for number in range(len(passes))]
 
     def close(self) -> None:
         """Let the replicas end."""
         with self._rendezvous.connection():
             for rank in self._ranks:
                 self._rendezvous.store.set(_key(rank, "next"), json.dumps(None))
+
+
+@contextmanager
+def replicas(
+    rendezvous: Rendezvous, layout: ParallelLayout, compute: Callable[[list[Any]], list[Any]]
+) -> Iterator[Replicas | None]:
+    """Yield the replicas on rank 0; on the first ranks of others, None when rank 0 needs no more.
+
+    Args:
+        rendezvous: Connection of all processes.
+        layout: Sizes of the axes `tensor`, `pipeline` and `data`.
+        compute: Function that computes passes on other ranks, from JSON values to JSON values.
+
+    Raises:
+        RunError: A process stopped.
+    """
+    if rendezvous.rank.rank:
+        _serve(compute, rendezvous)
+        yield None
+        return
+    found = Replicas(rendezvous, first_ranks(layout))
+    with rendezvous.connection(), rendezvous.heartbeats(_BEATS):
+        yield found
+        found.close()
+
+
+class ReplicaPool:
+    """Replicas that compute log-likelihoods; see `PassPool`."""
+
+    def __init__(self, shared: Replicas) -> None:
+        """Take the replicas."""
+        self._shared = shared
+        self.size = shared.size
+
+    def compute(
+        self,
+        passes: Sequence[AnyPass],
+        own: Callable[[Sequence[AnyPass]], list[list[LogLikelihood]]],
+    ) -> list[list[LogLikelihood]]:
+        """Return the results of the requests of each pass.
+
+        Args:
+            passes: The passes.
+            own: Function that computes passes here.
+
+        Raises:
+            RunError: A process stopped; with its message.
+        """
+        return self._shared.share(passes, own, _record, _likelihoods)
 
 
 @contextmanager
@@ -105,21 +161,22 @@ def replica_pool(
     Raises:
         RunError: A process stopped.
     """
-    if rendezvous.rank.rank:
-        _serve(Likelihoods(loaded), rendezvous)
-        yield None
-        return
-    pool = ReplicaPool(rendezvous, first_ranks(layout))
-    with rendezvous.connection(), rendezvous.heartbeats(_BEATS):
-        yield pool
-        pool.close()
+    model = Likelihoods(loaded)
+
+    def compute(given: list[Any]) -> list[Any]:
+        found = model.compute([_pass(one) for one in given])
+        return [[[one.logprob, one.greedy, one.tokens] for one in each] for each in found]
+
+    served = model.ready() if rendezvous.rank.rank else nullcontext()
+    with served, replicas(rendezvous, layout, compute) as shared:
+        yield None if shared is None else ReplicaPool(shared)
 
 
-def _serve(model: Likelihoods, rendezvous: Rendezvous) -> None:
-    """Compute the passes that rank 0 sends until it closes the pool."""
+def _serve(compute: Callable[[list[Any]], list[Any]], rendezvous: Rendezvous) -> None:
+    """Compute the passes that rank 0 sends until it needs no more."""
     rank, store = rendezvous.rank.rank, rendezvous.store
     key = _key(rank, "next")
-    with rendezvous.connection(), model.ready():
+    with rendezvous.connection():
         while True:
             # However long rank 0 reads, it sends heartbeats.
             rendezvous.wait_for({0: key}, _PASSES, heartbeats={0: _BEATS}, in_order=False)
@@ -128,8 +185,7 @@ def _serve(model: Likelihoods, rendezvous: Rendezvous) -> None:
             if message is None:
                 return
             turn, given = message
-            found = model.compute([_pass(one) for one in given]) if given else []
-            values = [[[one.logprob, one.greedy, one.tokens] for one in each] for each in found]
+            values = compute(given) if given else []
             store.set(_key(rank, f"found/{turn}"), json.dumps(values))
 
 
@@ -141,6 +197,11 @@ def _record(one: AnyPass) -> list[Any]:
     """Return a pass as a JSON value."""
     requests = [[each.context, each.targets] for each in one.requests]
     return [isinstance(one, SharedPass), one.width, one.rows, requests]
+
+
+def _likelihoods(values: Sequence[Sequence[Any]]) -> list[LogLikelihood]:
+    """Return the results of a pass from a JSON value."""
+    return [LogLikelihood(*one) for one in values]
 
 
 def _pass(record: Sequence[Any]) -> AnyPass:

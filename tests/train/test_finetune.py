@@ -237,6 +237,35 @@ def test_a_trained_head_is_scored(
     assert (line["label"], line["predicted"]) == (None, "entailment")
 
 
+@pytest.mark.full
+@pytest.mark.distributed
+@pytest.mark.parametrize("count", [2, 3])
+def test_replicas_score_a_trained_head(
+    tuned: tuple[Path, Call], glue: Path, tmp_path: Path, count: int
+) -> None:
+    """Replicas have the outputs of one process, bit by bit; a wrong file ends all of them."""
+    words = [*map(str, tuned[0].glob("seed-*")), "--task", "mnli", "--device", "cpu"]
+    words += ["--num-threads", "1", "--batch-tokens", "64", "--task-data", str(glue)]
+    found = []
+    for number in (1, count):
+        place = tmp_path / str(number)
+        place.mkdir()
+        files = ["--examples", str(place / "a.jsonl"), "--output", str(place / "a.json")]
+        call = evaluate([*words, *files, "--nproc-per-node", str(number)])
+        assert call.status == 0, call.err
+        report = json.loads((place / "a.json").read_text())
+        metrics = [tasks["mnli"]["metrics"] for tasks in report.values()]
+        found.append((metrics, (place / "a.jsonl").read_text()))
+    assert found[0] == found[1]
+    assert len(found[0][1].splitlines()) == 2 * 37
+    empty = tmp_path / "empty.tsv"
+    empty.touch()
+    wrong = evaluate([*words, f"mnli={empty}", "--nproc-per-node", str(count)])
+    assert wrong.status == 1
+    assert "empty.tsv` is empty" in wrong.err
+    assert "Traceback" not in wrong.err
+
+
 def test_a_stopped_fine_tuning_continues(
     tuned: tuple[Path, Call],
     bert: Any,
@@ -408,7 +437,7 @@ def test_refusals(tuned: tuple[Path, Call], bert: Any, glue: Path, tmp_path: Pat
         "leave it out: checkpoints are saved at each validation": [
             *(*tune, "--", "--save-interval", "9"),
         ],
-        "a head is scored by one process": [
+        "a head is scored by whole models": [
             *(run, "--task", "mnli", *data),
             *("--tensor-model-parallel-size", "2"),
         ],

@@ -6,7 +6,6 @@ import functools
 import json
 import logging
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
@@ -30,7 +29,7 @@ from lmcore.cli.evaluate.outputs import (
 )
 from lmcore.cli.evaluate.section import EvaluateSection
 from lmcore.cli.evaluate.settings import shape_of
-from lmcore.cli.evaluate.stop import ended_by_signal, said_at_stop
+from lmcore.cli.evaluate.stop import said_at_stop, say_after_launcher
 from lmcore.cli.evaluate.tasks import (
     files_of_tasks,
     list_tasks,
@@ -110,7 +109,7 @@ def run(argv: list[str]) -> int:
     if section.list:
         list_tasks(section.task, known)
         return 0
-    if (status := evaluate_head(section, training, plugins, settings, known.all)) is not None:
+    if (status := evaluate_head(section, training, plugins, settings, known.all, argv)) is not None:
         return status
     wanted = wanted_tasks(section, known.all)
     inputs = [path for _, files in wanted for path in files]
@@ -130,8 +129,8 @@ def run(argv: list[str]) -> int:
     kept = _kept(section)
     with said_at_stop(kept, says=not plan.rank.rank), _explained(section, plan):
         status = run_planned(["evaluate", *argv], plan, plugins, work)
-    if plan.starts_processes and ended_by_signal(status):
-        sys.stderr.write(f"\n{kept}\n")  # below the launcher's line
+    if plan.starts_processes:
+        say_after_launcher(kept, status)
     return status
 
 

@@ -40,6 +40,7 @@ def evaluate_head(
     plugins: PluginSet,
     settings: PluginSettings,
     known: Sequence[Task],
+    argv: Sequence[str],
 ) -> int | None:
     """Train and score a head, score a trained one, or an index; return the exit status.
 
@@ -51,6 +52,7 @@ def evaluate_head(
         plugins: Plugins to choose from.
         settings: Options of the plugins.
         known: Tasks that need no training.
+        argv: Arguments of the command, for further processes of it.
 
     Raises:
         ConfigError: The options contradict each other, or the checkpoint.
@@ -110,7 +112,8 @@ def evaluate_head(
         raise ConfigError("`lmcore evaluate` needs a task", why=shown, hint=hint)
     from lmcore.cli.evaluate.scores import score_heads
 
-    return score_heads(section, [own[name] for name in dict.fromkeys(names)], plugins, settings)
+    tasks = [own[name] for name in dict.fromkeys(names)]
+    return score_heads(section, tasks, plugins, settings, argv)
 
 
 def _require_training(section: EvaluateSection) -> None:

@@ -16,7 +16,7 @@ from lmcore.base.log import warn_once
 from lmcore.cli.evaluate.outputs import check_outputs, check_replaced, write_results
 from lmcore.cli.evaluate.report import aligned, part_record, part_rows
 from lmcore.cli.evaluate.settings import with_own_tokens
-from lmcore.cli.evaluate.stop import NOTHING_KEPT, said_at_stop
+from lmcore.cli.evaluate.stop import NOTHING_KEPT, said_at_stop, say_after_launcher
 from lmcore.cli.loading import plan_processes, require_checkpoint, run_planned, started_runtime
 from lmcore.cli.text.progress import ProgressLine
 from lmcore.cli.text.sample_output import open_output_file
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from lmcore.evaluation.finetune.model import HeadModel
     from lmcore.evaluation.finetune.record import TunedTask
     from lmcore.evaluation.finetune.score import PartScore
+    from lmcore.evaluation.replicas import Replicas
     from lmcore.evaluation.run import TaskProgress
     from lmcore.plugin import PluginSet
     from lmcore.runtime.runtime import Runtime
@@ -52,6 +53,8 @@ RECORD_NAME = "finetune.json"
 _MAX_BYTES = 1 << 24
 _Parts = dict[str, list["TaskFile"]]
 """Files by the name of their part; a file that is named by the user is of no part."""
+_Wanted = tuple["TunedTask", _Parts]
+"""Task with its files."""
 
 
 def score_heads(
@@ -59,6 +62,7 @@ def score_heads(
     tasks: Sequence[TunedTask],
     plugins: PluginSet,
     settings: PluginSettings,
+    argv: Sequence[str],
 ) -> int:
     """Score fine-tuned checkpoints on tasks; return the exit status.
 
@@ -67,6 +71,7 @@ def score_heads(
         tasks: The tasks.
         plugins: Plugins to choose from.
         settings: Options of the plugins.
+        argv: Arguments of the command, for further processes of it.
 
     Raises:
         ConfigError: The options contradict each other, or the head is not a task's.
@@ -76,6 +81,25 @@ def score_heads(
     checkpoints = [require_checkpoint(Path(one), section.ckpt_step) for one in section.checkpoints]
     for checkpoint in checkpoints:
         _require_heads(tasks, checkpoint)
+    plan = plan_processes(section, plugins, replicas=True)
+    wanted: list[_Wanted] = []
+    if not plan.rank.rank and not plan.starts_processes:  # rank 0 has all files
+        wanted = _read(section, tasks, checkpoints)
+
+    def work() -> None:
+        _score(section, checkpoints, wanted, plan, plugins, settings)
+
+    with said_at_stop(NOTHING_KEPT, says=not plan.rank.rank):
+        status = run_planned(["evaluate", *argv], plan, plugins, work)
+    if plan.starts_processes:
+        say_after_launcher(NOTHING_KEPT, status)
+    return status
+
+
+def _read(
+    section: EvaluateSection, tasks: Sequence[TunedTask], checkpoints: Sequence[Path]
+) -> list[_Wanted]:
+    """Return the tasks with their files, and refuse files of results that cannot be written."""
     places = places_of(section.task_data, [task.name for task in tasks])
     predicts = section.examples is not None
     wanted = [
@@ -86,27 +110,17 @@ def score_heads(
     require_outputs(section, paths)
     for checkpoint in checkpoints:
         warn_of_training_files(paths, *_trained_on(checkpoint))
-    plan = plan_processes(section, plugins)
-
-    def work() -> None:
-        _score(section, checkpoints, wanted, plan, plugins, settings)
-
-    with said_at_stop(NOTHING_KEPT):
-        return run_planned(["evaluate"], plan, plugins, work)
+    return wanted
 
 
 def _require_whole_model(section: EvaluateSection) -> None:
     """Refuse to divide a model that is scored by its head."""
     if section.tensor_model_parallel_size * section.pipeline_model_parallel_size > 1:
         raise ConfigError(
-            "a head is scored by one process",
+            "a head is scored by whole models",
             why="the sizes of tensor and pipeline parallelism divide a model",
-            hint="leave them out; the checkpoint may be of any layout",
-        )
-    if section.nproc_per_node not in {None, 1}:
-        raise ConfigError(
-            f"`--nproc-per-node {section.nproc_per_node}`: a head is scored by one process",
-            hint="leave it out",
+            hint="leave them out; the checkpoint may be of any layout, and `--nproc-per-node N` "
+            "starts N replicas",
         )
 
 
@@ -287,7 +301,11 @@ def head_of(
 
 
 def score_part(
-    section: EvaluateSection, head: HeadModel, task: TunedTask, files: Sequence[TaskFile]
+    section: EvaluateSection,
+    head: HeadModel,
+    task: TunedTask,
+    files: Sequence[TaskFile],
+    pool: Replicas | None = None,
 ) -> PartScore:
     """Score a model on files, with a line of progress.
 
@@ -296,17 +314,13 @@ def score_part(
         head: The model.
         task: The task.
         files: The files or folders.
+        pool: Replicas that compute the passes; None: this model alone.
     """
     from lmcore.evaluation.finetune.score import score_files
 
     with ProgressLine(_progress_text) as line:
-        found = score_files(
-            head,
-            task,
-            files,
-            tokens=section.batch_tokens,
-            progress=line,
-        )
+        tokens = section.batch_tokens
+        found = score_files(head, task, files, tokens=tokens, progress=line, pool=pool)
     for one in found.files:
         if one.cut:
             warn_once(
@@ -326,34 +340,67 @@ def _progress_text(progress: TaskProgress) -> str:
 def _score(
     section: EvaluateSection,
     checkpoints: Sequence[Path],
-    wanted: Sequence[tuple[TunedTask, _Parts]],
+    wanted: Sequence[_Wanted],
     plan: ProcessPlan,
     plugins: PluginSet,
     settings: PluginSettings,
 ) -> None:
+    """Load each model, score it and show all results; other ranks than 0 compute passes."""
     report: dict[str, dict[str, Any]] = {}
-    opened = open_output_file(Path(section.examples)) if section.examples else nullcontext()
+    written = section.examples is not None and not plan.rank.rank
+    opened = open_output_file(Path(str(section.examples))) if written else nullcontext()
     with (
         opened as examples,
         runtime_of(section, checkpoints[0], plan, plugins, settings) as runtime,
     ):
         for checkpoint in checkpoints:
-            choice = with_own_tokens(section, checkpoint).tokenizer_choice()
-            head = head_of(section, checkpoint, runtime, plugins, choice)
-            logger.info("loaded %s on %s", head.checkpoint, runtime.device.name)
-            for task, parts in wanted:
-                files = [file for part in parts.values() for file in part]
-                scored = score_part(section, head, task, files)
-                report.setdefault(str(checkpoint), {})[task.name] = _record(task, parts, scored)
-                if examples is not None:
-                    examples.writelines(example_lines(checkpoint, task, scored))
+            with _loaded_head(section, checkpoint, plan, runtime, plugins) as (head, pool):
+                for task, parts in wanted:
+                    files = [file for part in parts.values() for file in part]
+                    scored = score_part(section, head, task, files, pool)
+                    report.setdefault(str(checkpoint), {})[task.name] = _record(task, parts, scored)
+                    if examples is not None:
+                        examples.writelines(example_lines(checkpoint, task, scored))
+    if not plan.rank.rank:
+        _show(section, report, [task for task, _ in wanted])
+
+
+@contextmanager
+def _loaded_head(
+    section: EvaluateSection,
+    checkpoint: Path,
+    plan: ProcessPlan,
+    runtime: Runtime,
+    plugins: PluginSet,
+) -> Iterator[tuple[HeadModel, Replicas | None]]:
+    """Yield a model, and on rank 0 its replicas in other processes, if there are any."""
+    choice = with_own_tokens(section, checkpoint).tokenizer_choice()
+    processes = runtime.processes
+    head = None if plan.rank.rank else head_of(section, checkpoint, runtime, plugins, choice)
+    if processes is not None:
+        # All load what rank 0 has found, though a run may write a newer one meanwhile.
+        found = processes.gather(head and str(head.checkpoint), "the checkpoint")[0]
+        head = head or head_of(section, Path(str(found)), runtime, plugins, choice)
+    assert head is not None
+    logger.info("loaded %s on %s", head.checkpoint, runtime.device.name)
+    if processes is None:
+        yield head, None
+        return
+    with head.replicas(processes.rendezvous, plan.layout) as pool:
+        yield head, pool
+
+
+def _show(
+    section: EvaluateSection, report: Mapping[str, Mapping[str, Any]], tasks: Sequence[TunedTask]
+) -> None:
+    """Print the table or the JSON object, and write the object to the file of `--output`."""
     content = json.dumps(report, indent=2, allow_nan=False)
     if section.output is not None:
         write_results(Path(section.output), content)
     if section.json:
         print(content)
         return
-    rows = list(_table_rows(report, [task for task, _ in wanted]))
+    rows = list(_table_rows(report, tasks))
     if rows:
         print(aligned([["task", "part", "file", "examples", "metric", *report], *rows]))
     unlabelled = {

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from lmcore.base.signals import END_SIGNALS, TerminatedError, clean_termination, end_status
 
-__all__ = ["NOTHING_KEPT", "ended_by_signal", "said_at_stop"]
+__all__ = ["NOTHING_KEPT", "said_at_stop", "say_after_launcher"]
 
 NOTHING_KEPT = "nothing is kept; the same command starts again"
 """Line about an evaluation that writes its results at its end alone."""
@@ -33,10 +34,12 @@ def said_at_stop(kept: str, *, says: bool = True) -> Iterator[None]:
         raise
 
 
-def ended_by_signal(status: int) -> bool:
-    """Return True if the exit status of a launcher says that a signal ended its processes.
+def say_after_launcher(kept: str, status: int) -> None:
+    """Print what is kept if a signal ended the processes of a launcher, below its line.
 
     Args:
-        status: The exit status.
+        kept: Line about what is kept.
+        status: Exit status of the launcher.
     """
-    return status in {end_status(number) for number in END_SIGNALS}
+    if status in {end_status(number) for number in END_SIGNALS}:
+        sys.stderr.write(f"\n{kept}\n")

@@ -6,7 +6,9 @@ Shapes: B sequences, S sequence, Q samples, L classes or choices.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -20,6 +22,7 @@ from lmcore.conversion.loading.checkpoint_tokenizer import NO_CHOICE
 from lmcore.conversion.native.read import LmcoreState
 from lmcore.data.task.dataset import TaskSample, task_sequences
 from lmcore.data.task.table import TaskRow
+from lmcore.evaluation.replicas import replicas
 from lmcore.families.build import create_model, op_binding
 from lmcore.families.heads.family import CHOICE, CLASSIFICATION
 from lmcore.families.heads.model import TaskHead
@@ -29,11 +32,16 @@ from lmcore.inference.text_model import Execution
 from lmcore.model.family import family_of
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from lmcore.config.derived.layout import ParallelLayout
     from lmcore.config.tokenizer import TokenizerSettings
     from lmcore.data.tokenizer import Tokenizer, TokenizerFactory
     from lmcore.evaluation.finetune.record import LabelledRow
+    from lmcore.evaluation.replicas import Replicas
     from lmcore.families.heads.samples import PairFormat
     from lmcore.model.shape import ModelShape
+    from lmcore.runtime.process.rendezvous import Rendezvous
     from lmcore.runtime.runtime import Runtime
 
 __all__ = ["HeadModel", "Predictions", "load_head"]
@@ -54,6 +62,37 @@ class Predictions:
 
     scores: list[list[float]]
     cut: int
+
+
+@dataclass(frozen=True)
+class HeadPass:
+    """Samples that are computed together.
+
+    Attributes:
+        samples: The samples.
+        length: Tokens of the longest sequence.
+    """
+
+    samples: list[TaskSample]
+    length: int
+
+    def record(self) -> list[Any]:
+        """Return the pass as a JSON value."""
+        texts = [
+            [one.first.tolist(), [second.tolist() for second in one.second]] for one in self.samples
+        ]
+        return [self.length, texts]
+
+    @classmethod
+    def of(cls, record: Sequence[Any]) -> HeadPass:
+        """Return the pass of a JSON value."""
+        length, texts = record
+
+        def array(tokens: list[int]) -> npt.NDArray[np.int64]:
+            return np.array(tokens, dtype=np.int64)
+
+        samples = [TaskSample(array(one), tuple(map(array, two)), 0) for one, two in texts]
+        return cls(samples, length)
 
 
 @dataclass(frozen=True)
@@ -89,13 +128,15 @@ class HeadModel:
         *,
         tokens: int,
         progress: Callable[[int], None] = lambda _count: None,
+        pool: Replicas | None = None,
     ) -> Predictions:
         """Return the head's outputs.
 
         Args:
             rows: The rows.
             tokens: Tokens of a pass, at most, but for a single row.
-            progress: Called after each pass with the number of its rows.
+            progress: Called after some passes with the number of their rows.
+            pool: Replicas that compute the passes, which are the same; None: this model alone.
 
         Raises:
             RunError: A number is not finite.
@@ -109,18 +150,48 @@ class HeadModel:
             cut += is_cut
         found: list[list[float]] = [[] for _ in rows]
         order = sorted(range(len(rows)), key=lambda number: -lengths[number])
-        for batch in _batches(order, lengths, samples, tokens):
-            outputs = self._pass([samples[number] for number in batch], lengths[batch[0]])
-            for number, scores in zip(batch, outputs, strict=True):
-                count = max(1, len(samples[number].second)) if self.task == CHOICE else None
-                found[number] = scores[:count]
-            progress(len(batch))
+        left = _batches(order, lengths, samples, tokens)
+        while batches := list(itertools.islice(left, 1 if pool is None else pool.size)):
+            asked = [
+                HeadPass([samples[number] for number in batch], lengths[batch[0]])
+                for batch in batches
+            ]
+            if pool is None:
+                outputs = self._passes(asked)
+            else:
+                outputs = pool.share(asked, self._passes, HeadPass.record, _scores)
+            for batch, scored in zip(batches, outputs, strict=True):
+                for number, scores in zip(batch, scored, strict=True):
+                    count = max(1, len(samples[number].second)) if self.task == CHOICE else None
+                    found[number] = scores[:count]
+            progress(sum(map(len, batches)))
         if any(not np.isfinite(one).all() for one in found):
             raise RunError(
                 f"the head of `{self.checkpoint}` gives numbers that are not finite",
                 hint="use `--precision fp32`, or an earlier checkpoint",
             )
         return Predictions(found, cut)
+
+    @contextmanager
+    def replicas(self, rendezvous: Rendezvous, layout: ParallelLayout) -> Iterator[Replicas | None]:
+        """Yield the replicas on rank 0; on other ranks, None when their passes are computed.
+
+        Args:
+            rendezvous: Connection of all processes.
+            layout: Sizes of the axes: `data` replicas.
+
+        Raises:
+            RunError: A process stopped.
+        """
+
+        def compute(given: list[Any]) -> list[Any]:
+            return self._passes([HeadPass.of(one) for one in given])
+
+        with replicas(rendezvous, layout, compute) as shared:
+            yield shared
+
+    def _passes(self, passes: Sequence[HeadPass]) -> list[list[list[float]]]:
+        return [self._pass(one.samples, one.length) for one in passes]
 
     def _sample(self, row: LabelledRow) -> TaskSample:
         known = TaskRow(row.texts, row.choices, 0, row.where)
@@ -150,6 +221,11 @@ class HeadModel:
         self.execution.step_boundary()
         found: list[list[float]] = outputs.reshape(len(samples), -1).tolist()
         return found
+
+
+def _scores(values: list[list[float]]) -> list[list[float]]:
+    """Return the outputs of a pass from a JSON value: these."""
+    return values
 
 
 def _batches(

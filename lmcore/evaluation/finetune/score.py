@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from lmcore.evaluation.finetune.files import TaskFile
     from lmcore.evaluation.finetune.model import HeadModel
     from lmcore.evaluation.finetune.record import LabelledRow, TunedTask
+    from lmcore.evaluation.replicas import Replicas
 
 __all__ = ["FileScore", "PartScore", "example_records", "score_files", "together"]
 
@@ -81,6 +82,7 @@ def score_files(
     *,
     tokens: int,
     progress: Callable[[TaskProgress], None] = lambda _progress: None,
+    pool: Replicas | None = None,
 ) -> PartScore:
     """Return the scores of a head on files of a task.
 
@@ -89,7 +91,8 @@ def score_files(
         task: The task.
         read: The files or folders.
         tokens: Tokens of a pass.
-        progress: Called after each pass.
+        progress: Called after some passes.
+        pool: Replicas that compute the passes; None: this model alone.
 
     Raises:
         ConfigError: The head is not the task's.
@@ -106,7 +109,7 @@ def score_files(
     files = []
     for one_file in read:
         name, rows = name_of(one_file.path), one_file.rows
-        outputs = head.predict(rows, tokens=tokens, progress=done)
+        outputs = head.predict(rows, tokens=tokens, progress=done, pool=pool)
         found = [_predicted(task, head, one) for one in outputs.scores]
         wanted = [_right(task, row) for row in rows] if one_file.is_labelled else []
         metrics = _metrics(task, wanted, found)

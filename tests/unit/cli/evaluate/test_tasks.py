@@ -74,7 +74,10 @@ def test_a_directory_as_text(tmp_path: Path) -> None:
         find_files(text, tmp_path / "absent")
 
 
-def test_a_head_is_scored_by_one_process() -> None:
-    section, unused = EvaluateSection(nproc_per_node=2), cast("Any", None)
-    with pytest.raises(ConfigError, match="`--nproc-per-node 2`: a head is scored by one process"):
-        score_heads(section, [], unused, unused)
+@pytest.mark.parametrize("axis", ["tensor", "pipeline"])
+def test_a_head_is_scored_by_whole_models(axis: str) -> None:
+    unused = cast("Any", None)
+    section = EvaluateSection(**{f"{axis}_model_parallel_size": 2})
+    with pytest.raises(ConfigError, match="a head is scored by whole models") as caught:
+        score_heads(section, [], unused, unused, [])
+    assert "`--nproc-per-node N` starts N replicas" in str(caught.value.hint)
