@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lmcore.config.derived.batch_size import BatchSizes
+from lmcore.config.derived.batch_size import BatchSizes, batch_sizes
 from lmcore.config.derived.data_source import RunSources
 from lmcore.config.derived.layout import ParallelLayout
 from lmcore.config.option import Option
@@ -116,7 +116,7 @@ class RunPlan:
     @property
     def batch_sizes(self) -> BatchSizes:
         """Global batch size of every step."""
-        return BatchSizes.of(self.global_batch_size, self.config.training.rampup_batch_size)
+        return batch_sizes(self.config, self.global_batch_size)
 
     @property
     def length_option(self) -> str:

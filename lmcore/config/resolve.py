@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from lmcore.base.errors import ConfigError
-from lmcore.config.derived.batch_size import BatchSizes
+from lmcore.config.derived.batch_size import batch_sizes
 from lmcore.config.derived.data_source import RunSources, TaskData
 from lmcore.config.derived.model_math import ffn_hidden_size, model_shape, num_query_groups
 from lmcore.config.plan import ResumePoint, RunPlan
@@ -25,7 +25,7 @@ from lmcore.config.validate import ValidConfig
 from lmcore.model.family import Family, ForwardFlops, family_of
 from lmcore.model.parameters import parameter_count
 from lmcore.model.shape import ModelShape
-from lmcore.model.vocabulary import pad_vocab_size, vocabulary_multiple
+from lmcore.model.vocabulary import USUAL_MULTIPLE, pad_vocab_size, vocabulary_multiple
 
 __all__ = ["RunPlan", "resolve"]
 
@@ -47,16 +47,22 @@ def resolve(
         resume: The checkpoint to continue from, if there is one.
 
     Raises:
-        ConfigError: `vocab_size` is less than the tokenizer needs.
+        ConfigError: `vocab_size` or `pad_vocab_size_to` is less than the tokenizer needs.
     """
     loaded, layout = validated.loaded, validated.layout
     # The other item of `loaded.sources` is the list of problems, which `validate` has raised.
-    rows = _rows_of_checkpoint(loaded, resume)
+    rows = loaded.config.model.pad_vocab_size_to
+    if rows is None:
+        rows = _rows_of_checkpoint(loaded, resume)
     _check_vocabulary(loaded, tokenizer.vocab_size, rows)
     found = loaded.sources[0] if sources is None else sources
     config, provenance = _derive_defaults(loaded, layout.data, resume, found.task)
     vocabulary = max(tokenizer.vocab_size, config.data.vocab_size or 0)
     model = _with_rows(config.model, vocabulary, layout.tensor, rows)
+    _check_padding(loaded, vocabulary, layout.tensor)
+    if model.pad_vocab_size_to is not None and model != config.model:
+        origin = Provenance("derived", "a multiple that gives pad_vocab_size_to")
+        provenance["make_vocab_size_divisible_by"] = origin
     config = dataclasses.replace(config, model=model)
     training = config.training
     batch = _required(training.global_batch_size)
@@ -124,7 +130,7 @@ def _with_rows(
         model: Settings of the model.
         vocab_size: Number of tokens.
         tensor_parallel_size: Number of ranks that divide the rows.
-        rows: Rows of the checkpoint; None for any number.
+        rows: Rows of the checkpoint or of `pad_vocab_size_to`; None for any number.
     """
     if rows is None or vocab_size > rows or rows % tensor_parallel_size:
         return model
@@ -139,9 +145,26 @@ def _with_rows(
     return dataclasses.replace(model, make_vocab_size_divisible_by=multiple)
 
 
+def _check_padding(loaded: LoadedConfig, vocab_size: int, tensor_parallel_size: int) -> None:
+    """Raise a `ConfigError` if the vocabulary is larger than what it is padded to."""
+    rows = loaded.config.model.pad_vocab_size_to
+    if rows is not None and rows < vocab_size:
+        source = (
+            "`--vocab-size`" if loaded.config.data.vocab_size == vocab_size else "the tokenizer"
+        )
+        usual = pad_vocab_size(
+            vocab_size, divisible_by=USUAL_MULTIPLE, tensor_parallel_size=tensor_parallel_size
+        )
+        raise ConfigError(
+            f"{loaded.shown('pad_vocab_size_to')} is less than the {vocab_size} tokens of {source}",
+            why="a token beyond the rows has no embedding",
+            hint=f"use `--pad-vocab-size-to {usual}`, or another number of {vocab_size} or more",
+        )
+
+
 def _check_vocabulary(loaded: LoadedConfig, vocab_size: int, rows: int | None) -> None:
-    data = loaded.config.data
-    if data.vocab_size is None and rows is not None and vocab_size > rows:
+    data, own = loaded.config.data, loaded.config.model.pad_vocab_size_to
+    if own is None and data.vocab_size is None and rows is not None and vocab_size > rows:
         raise ConfigError(
             f"the tokenizer has {vocab_size} tokens, the checkpoint {rows} rows of the vocabulary",
             why="a token beyond the vocabulary has no embedding",
@@ -236,6 +259,8 @@ def _global_batch(
     micro_batch_size = loaded.config.training.micro_batch_size
     each = micro_batch_size * data_parallel_size
     steps, formula = loaded.accumulation_steps, "micro_batch_size * data-parallel size"
+    if loaded.config.training.step_batch_size_schedule:
+        return batch_sizes(loaded.config, each).final, "the last of step_batch_size_schedule"
     if steps is not None:
         file = loaded.config.parallel.engine_file
         return each * steps, f"{formula} * gradient_accumulation_steps of {file}"
@@ -257,7 +282,7 @@ def _train_length(config: Config, batch: int) -> tuple[int, int]:
     """Return the number of steps and samples; an incomplete last batch of samples is dropped."""
     training = config.training
     if training.train_samples is not None:
-        sizes = BatchSizes.of(batch, training.rampup_batch_size)
+        sizes = batch_sizes(config, batch)
         return sizes.steps(training.train_samples), training.train_samples
     steps = _required(training.train_iters)
     return steps, steps * batch

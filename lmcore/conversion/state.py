@@ -49,6 +49,7 @@ _SHOWN = 10
 
 TRAINING_OPTIONS = (
     *("seq_length", "micro_batch_size", "global_batch_size", "rampup_batch_size"),
+    "step_batch_size_schedule",
     *("train_iters", "train_samples"),
     *("lr", "min_lr", "lr_decay_style", "lr_decay_iters", "lr_decay_samples"),
     *("lr_warmup_iters", "lr_warmup_samples", "lr_warmup_fraction", "clip_grad"),

@@ -37,6 +37,8 @@ VALUES = {
     "--vocab-file": "vocab.json",
     "--zero-stage": "1",
     "DIR": "runs",
+    "0:SIZE": "0:64",
+    "TOKENS:SIZE": "1M:128",
     "INCREMENT": "16",
     "N": "64",
     "PREFIX": "books",

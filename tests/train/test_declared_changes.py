@@ -244,6 +244,7 @@ SPECIAL: Mapping[str, str] = {
     "use_checkpoint_args": "it takes the checkpoint's settings: test_continue.py",
     "load_optim": "the state that it leaves out changes the steps: test_endings.py",
     "make_vocab_size_divisible_by": "a warning of its own: test_changed_settings.py",
+    "pad_vocab_size_to": "as make_vocab_size_divisible_by: test_padded_vocabulary.py",
     "vocab_size": "it is part of a tokenizer, which is compared: test_changed_settings.py",
     "merge_file": "as vocab_file",
     "tokenizer_model": "as vocab_file",

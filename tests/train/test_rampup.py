@@ -1,4 +1,4 @@
-"""Runs whose batch grows: what they show, equal on several processes, continued on the way."""
+"""Runs whose batch changes: what they show, equal on several processes, continued on the way."""
 
 from __future__ import annotations
 
@@ -120,3 +120,40 @@ def test_a_run_that_ends_on_its_ramp(train: Any, train_once: Any, assert_same: A
     assert_same(part.saved(), whole.saved())
     again = train("part", f"{flags} --load {part.directory}")
     assert f"`lmcore train --continue {part.directory} --train-samples N` trains" in again.out
+
+
+# 4 x 4 samples until 256 tokens (16 samples) are seen, 3 x 8 until 640, then 12
+SCHEDULE = "--step-batch-size-schedule 0:4,256:8 640:12 --train-samples 80"
+SCHEDULED = [4, 4, 4, 4, 8, 8, 8, 12, 12, 12]
+
+
+@pytest.mark.parametrize("cut", [2, 4, 6])
+def test_resume_on_a_schedule(train: Any, train_once: Any, assert_same: Any, cut: int) -> None:
+    """A run continues at any step of its schedule as the unbroken one, bit for bit."""
+    flags = f"{SCHEDULE} --hidden-dropout 0.1 --eval-interval 4 --eval-iters 1 --split 80,20,0"
+    whole = train_once(flags)
+    assert sizes(whole) == SCHEDULED
+    assert "training  10 steps of 4 to 12 x 16 tokens" in whole.err
+    first = train("part", f"{flags} --exit-interval {cut}")
+    part = train("part", f"{flags} --load {first.directory}")
+    assert sizes(part) == SCHEDULED
+    assert part.curve() == whole.curve()
+    assert_same(part.saved(), whole.saved())
+
+
+def test_a_changed_schedule(train: Any, train_once: Any) -> None:
+    """Another schedule whose steps do not fit is refused, with the first run's flag."""
+    first = train_once(f"{SCHEDULE} --exit-interval 4")
+    run = train("other", f"{SCHEDULE.replace('0:4,256', '0')} --load {first.directory}")
+    assert run.status == 2
+    assert "the batch sizes are not the checkpoint's" in run.err
+    assert "give the first run's `--step-batch-size-schedule 0:4,256:8 640:12`" in run.err
+
+
+@pytest.mark.distributed
+def test_a_schedule_on_several_processes(train_once: Any, start: Any, finish: Any) -> None:
+    """Two processes take the steps of one."""
+    alone = train_once(f"{SCHEDULE} --micro-batch-size 4")
+    run = finish(start("two", f"{SCHEDULE} --micro-batch-size 2 --nproc-per-node 2"), "two")
+    assert sizes(run) == SCHEDULED
+    assert_close(run, alone)

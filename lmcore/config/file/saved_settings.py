@@ -52,10 +52,12 @@ class SavedSettings:
         names = {name for name, option in options.items() if option.section == "model"}
         names |= {one for family in families().values() for one in family.settings}
         names |= {*fields, "precision"}
+        names -= {"pad_vocab_size_to"}  # the checkpoint itself says how many rows it has
         model = self.config.get("model")
         # A table of learned positions keeps its rows when `--seq-length` changes.
         learned = isinstance(model, Mapping) and model.get(_ENCODING) == "learned_absolute"
         derived = {_POSITIONS} if learned else set[str]()
+        derived |= {"make_vocab_size_divisible_by"}
         found = self.layer(options, problems, names=names, derived=derived)
         if self.tokenizer is not None:
             origin = Provenance("checkpoint", self.checkpoint)

@@ -86,6 +86,7 @@ RENAMED: Mapping[str, Renamed] = {
     "--model-parallel-size": Renamed("--tensor-model-parallel-size"),
     "--warmup": Renamed("--lr-warmup-fraction"),
     "--kill-switch-file": Renamed("--kill-switch-path"),
+    "--padded-vocab-size": Renamed("--pad-vocab-size-to"),
     "--vocab": Renamed("--vocab-file"),
     **_TOKENIZER_RENAMED,
     "--bert-no-binary-head": Renamed("--no-bert-binary-head", whole=True),
@@ -342,10 +343,6 @@ UNSUPPORTED: Mapping[str, str] = {
     **_all(_ENGINE, "--deepscale", "--deepspeed-mpi"),
     **_all(_ENGINE_FILE, "--deepscale-config"),
     **_all("use `--global-batch-size N`", "--num-microbatches-in-minibatch"),
-    **_all(
-        "use `--rampup-batch-size START INCREMENT SAMPLES`, which grows the batch in equal steps",
-        "--step-batch-size-schedule",
-    ),
     **_all(
         "leave it out, and use a batch size that is divisible", "--decrease-batch-size-if-needed"
     ),

@@ -46,7 +46,6 @@ _COOLDOWN = (
 )
 _RESTART = "use `--override-opt-param-scheduler`, or `--finetune` to begin at step 0"
 _REPLICAS = "use `--zero-stage 3 --data-parallel-replicas N`: each replica shards the weights"
-_PADDED = "use `--make-vocab-size-divisible-by N`"
 _NOT_PADDED = "use `--make-vocab-size-divisible-by 1`"
 _DATA_FILES = "leave it out: `--data-path` or `--data-file-list` names the data"
 _BUNDLED = "leave it out: without data a bundled text is read"
@@ -323,9 +322,6 @@ _NAMES: Mapping[str, str] = {
     """,
     _REPLICAS: """
         use-mics
-    """,
-    _PADDED: """
-        pad-vocab-size-to padded-vocab-size
     """,
     _NOT_PADDED: """
         no-pad-vocab-size

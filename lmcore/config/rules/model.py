@@ -115,6 +115,21 @@ def _feed_forward(loaded: LoadedConfig) -> Problems:
         )
 
 
+def _padding(loaded: LoadedConfig) -> Problems:
+    model = loaded.config.model
+    rows, multiple = model.pad_vocab_size_to, model.make_vocab_size_divisible_by
+    if rows is None or not loaded.provenance["make_vocab_size_divisible_by"].by_user:
+        return
+    if rows % multiple:
+        yield ConfigError(
+            f"{loaded.shown('pad_vocab_size_to')} is not divisible by "
+            f"{loaded.shown('make_vocab_size_divisible_by')}",
+            why="both give the rows that the vocabulary is padded to",
+            hint=f"use `--pad-vocab-size-to {-(-rows // multiple) * multiple}`, or "
+            f"{loaded.removal('make_vocab_size_divisible_by')}",
+        )
+
+
 def _gate(loaded: LoadedConfig) -> Problems:
     model = loaded.config.model
     if model.swiglu and model.glu_activation:
@@ -220,6 +235,7 @@ MODEL_RULES: tuple[Rule, ...] = (
     _heads,
     _query_groups,
     _feed_forward,
+    _padding,
     _gate,
     _decoder_parts,
     _encoding,

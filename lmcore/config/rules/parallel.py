@@ -11,6 +11,7 @@ from lmcore.config.engine import beyond, offloading
 from lmcore.config.option import flag_of
 from lmcore.config.rules import Problems, Rule
 from lmcore.config.rules.optimizer import optimizer_layout_problems
+from lmcore.config.rules.training import schedule_of_multiples, scheduled_sizes
 from lmcore.config.settings import LoadedConfig
 from lmcore.model.family import Family, named_family
 from lmcore.model.training_engine import absent_plugins, engine_named, engines
@@ -63,6 +64,16 @@ _SEARCHED = 1 << 12
 """Largest size that is tried for a hint, so that an absurd size is refused at once."""
 
 
+_PARTS = {
+    **dict.fromkeys(
+        ("num_attention_heads", "ffn_hidden_size"), "attention heads and feed-forward channels"
+    ),
+    "num_query_groups": "key and value heads",
+    "pad_vocab_size_to": "rows of the vocabulary",
+}
+"""Parts of the model that tensor parallelism divides, by the option that sets their number."""
+
+
 def _tensor(loaded: LoadedConfig) -> Problems:
     model = loaded.config.model
     widths = {
@@ -71,6 +82,8 @@ def _tensor(loaded: LoadedConfig) -> Problems:
     }
     if model.group_query_attention:
         widths["num_query_groups"] = num_query_groups(model)
+    if model.pad_vocab_size_to is not None:
+        widths["pad_vocab_size_to"] = model.pad_vocab_size_to
     for name, width in widths.items():
         yield from _divisible(
             loaded,
@@ -78,9 +91,7 @@ def _tensor(loaded: LoadedConfig) -> Problems:
             width,
             loaded.config.parallel.tensor_model_parallel_size,
             by="tensor_model_parallel_size",
-            why="each process has the same number of attention heads and feed-forward channels"
-            if name != "num_query_groups"
-            else "each process has the same number of key and value heads",
+            why=f"each process has the same number of {_PARTS[name]}",
             together_with=widths.values(),
         )
 
@@ -324,18 +335,23 @@ def _micro_batches(loaded: LoadedConfig, layout: ParallelLayout) -> Problems:
         return
     training = loaded.config.training
     ramp, each = training.rampup_batch_size, training.micro_batch_size * layout.data
-    count = (ramp[0] if ramp else training.global_batch_size or each) // each
+    scheduled = scheduled_sizes(loaded)
+    first = min(scheduled) if scheduled else next(iter(ramp), training.global_batch_size or each)
+    count = first // each
     if count < layout.pipeline:
+        enough = f"`--global-batch-size {each * layout.pipeline}` or more"
+        if scheduled:
+            enough = schedule_of_multiples(loaded, each * layout.pipeline)
         yield ConfigError(
             f"{'1 micro-batch is' if count == 1 else f'{count} micro-batches are'} fewer than the "
             f"pipeline's {layout.pipeline} processes",
             why="some processes would be idle in every step",
-            hint=f"use `--global-batch-size {each * layout.pipeline}` or more, or a smaller "
-            "micro-batch",
+            hint=f"use {enough}, or a smaller micro-batch",
         )
     elif layout.schedule in {"interleaved", "zero-bubble"}:
         # All sizes of a ramp are multiples if the first two are.
         counts = [count, (ramp[0] + ramp[1]) // each] if len(ramp) == 3 else [count]
+        counts += [size // each for size in scheduled]
         odd = [number for number in counts if number % layout.pipeline]
         if odd:
             yield _incomplete_group(loaded, layout, odd[0], each)
@@ -353,6 +369,8 @@ def _incomplete_group(
             f"`--rampup-batch-size {start} {increment} {ramp[2]}`, a START and an INCREMENT that "
             f"are multiples of {group}"
         )
+    elif loaded.config.training.step_batch_size_schedule:
+        hint = schedule_of_multiples(loaded, group)
     article = "an interleaved" if layout.schedule == "interleaved" else "a zero-bubble"
     return ConfigError(
         f"{count} micro-batches are not a multiple of the pipeline's {layout.pipeline} processes",

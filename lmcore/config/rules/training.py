@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from lmcore.base.errors import ConfigError, counted, host_memory
-from lmcore.config.derived.batch_size import BatchSizes
+from lmcore.config.derived.batch_size import BatchSizes, read_schedule, schedule_flag
 from lmcore.config.option import flag_of
 from lmcore.config.rules import Problems, Rule
 from lmcore.config.section.parallel import ENGINE_FILE
@@ -15,6 +15,8 @@ __all__ = [
     "DEFAULT_TRAIN_ITERS",
     "TRAINING_RULES",
     "batch_size_problems",
+    "schedule_of_multiples",
+    "scheduled_sizes",
     "train_iters",
     "with_micro_batch",
 ]
@@ -33,12 +35,47 @@ def train_iters(loaded: LoadedConfig, data_parallel_size: int | None) -> int | N
     training = loaded.config.training
     if training.train_samples is None:
         return _steps(loaded)
+    if training.step_batch_size_schedule:
+        steps, _ = _schedule_of(loaded)
+        return BatchSizes.of(0, (), steps).steps(training.train_samples) if steps else None
     batch, ramp = training.global_batch_size, training.rampup_batch_size
     if batch is None and data_parallel_size and not loaded.config.checkpoint.load:
         batch = training.micro_batch_size * data_parallel_size * (loaded.accumulation_steps or 1)
     if batch is None or (ramp and not _is_ramp(ramp, batch)):
         return None
     return BatchSizes.of(batch, ramp).steps(training.train_samples)
+
+
+_Steps = tuple[tuple[int, int], ...]
+"""The samples from which each size of a schedule holds, and the size."""
+
+
+def _schedule_of(loaded: LoadedConfig) -> tuple[_Steps, ConfigError | None]:
+    """Return the steps of the batch size schedule, or none and the problem with it."""
+    words = loaded.config.training.step_batch_size_schedule
+    if not words:
+        return (), None
+    try:
+        return read_schedule(words, loaded.config.model.seq_length), None
+    except ConfigError as problem:
+        return (), problem
+
+
+def _batch_schedule(loaded: LoadedConfig) -> Problems:
+    """Refuse a batch size schedule that cannot be read, or with another batch size beside it."""
+    yield from _exclude_each_other(loaded, "step_batch_size_schedule", "rampup_batch_size")
+    steps, problem = _schedule_of(loaded)
+    if problem is not None:
+        problem.what = f"{loaded.shown('step_batch_size_schedule')}: {problem.what}"
+        yield problem
+    batch = loaded.config.training.global_batch_size
+    if steps and batch not in (None, steps[-1][1]):
+        yield ConfigError(
+            f"{loaded.shown('step_batch_size_schedule')} does not end with "
+            f"{loaded.shown('global_batch_size')}",
+            why="the last size of the schedule is the global batch size",
+            hint=loaded.removal("global_batch_size"),
+        )
 
 
 def _is_ramp(ramp: tuple[int, ...], final: int) -> bool:
@@ -61,7 +98,8 @@ def _exclude_each_other(loaded: LoadedConfig, first: str, second: str) -> Proble
 def _length(loaded: LoadedConfig) -> Problems:
     yield from _exclude_each_other(loaded, "train_iters", "train_samples")
     training = loaded.config.training
-    first = next(iter(training.rampup_batch_size), training.global_batch_size)
+    sizes = [*scheduled_sizes(loaded), *training.rampup_batch_size, training.global_batch_size]
+    first = sizes[0]
     if first is not None:  # else it depends on the number of processes: see `_first_step`
         yield from _at_least_one_step(loaded, first)
 
@@ -159,7 +197,7 @@ def _saved_schedule(loaded: LoadedConfig) -> Problems:
 
 
 TRAINING_RULES: tuple[Rule, ...] = (
-    *(_length, _schedule_units, _warmup, _rates, _micro_batch),
+    *(_length, _batch_schedule, _schedule_units, _warmup, _rates, _micro_batch),
     _saved_schedule,
 )
 
@@ -190,13 +228,40 @@ def batch_size_problems(loaded: LoadedConfig, data_parallel_size: int) -> Proble
         )
     yield from _first_step(loaded, each)
     yield from _ramp_up(loaded, data_parallel_size)
+    yield from _scheduled_sizes(loaded, each)
     yield from _accumulation_steps(loaded, data_parallel_size)
+
+
+def scheduled_sizes(loaded: LoadedConfig) -> list[int]:
+    """Return the sizes of the batch size schedule; empty without one that can be read."""
+    steps, _ = _schedule_of(loaded)
+    return [size for _, size in steps]
+
+
+def schedule_of_multiples(loaded: LoadedConfig, number: int) -> str:
+    """Return the flag of the batch size schedule with the nearest sizes that *number* divides."""
+    steps, _ = _schedule_of(loaded)
+    near = [(start, max(number, round(size / number) * number)) for start, size in steps]
+    return schedule_flag(near, loaded.config.model.seq_length)
+
+
+def _scheduled_sizes(loaded: LoadedConfig, each: int) -> Problems:
+    """Require that every size of the batch size schedule consists of whole micro-batches."""
+    odd = [size for size in scheduled_sizes(loaded) if size % each]
+    if odd:
+        yield ConfigError(
+            f"{loaded.shown('step_batch_size_schedule')} has sizes that {each} does not divide, "
+            f"such as {odd[0]}",
+            why=f"every process runs whole micro-batches, {counted(each, 'sample')} together",
+            hint=f"use {schedule_of_multiples(loaded, each)}, or smaller micro-batches",
+        )
 
 
 def _first_step(loaded: LoadedConfig, each: int) -> Problems:
     """Yield a problem if the run has fewer samples than a step of all processes, by default."""
     training = loaded.config.training
-    if training.global_batch_size is None and not training.rampup_batch_size:
+    growing = training.rampup_batch_size or training.step_batch_size_schedule
+    if training.global_batch_size is None and not growing:
         yield from _at_least_one_step(loaded, each * (loaded.accumulation_steps or 1))
 
 

@@ -164,3 +164,9 @@ class ModelSection:
         minimum=1,
         on_resume=FREE,
     )
+    pad_vocab_size_to: int | None = option(
+        None,
+        "Pad the vocabulary to exactly this many rows, in place of make_vocab_size_divisible_by.",
+        minimum=1,
+        on_resume=FREE,
+    )

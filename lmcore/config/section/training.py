@@ -79,6 +79,14 @@ class TrainingSection:
         on_resume=CHECKED,
         needs=_SAMPLES,
     )
+    step_batch_size_schedule: tuple[str, ...] = option(
+        (),
+        "Global batch sizes, each from a number of tokens on: 0:768 250B:1536 500B:3072; the last "
+        "is global_batch_size. K, M, B and T stand for 10^3 to 10^12. Needs train_samples.",
+        metavar="TOKENS:SIZE",
+        on_resume=CHECKED,
+        needs=_SAMPLES,
+    )
     calculate_per_token_loss: bool = option(
         True,
         "Average the loss over all valid targets of a global batch; off: over the valid targets of "

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from lmcore.config.derived.batch_size import BatchSizes
+from lmcore.base.errors import ConfigError
+from lmcore.config.derived.batch_size import BatchSizes, read_schedule
 from lmcore.config.option import flag_of
 from lmcore.config.section import run_options
 
@@ -28,12 +30,22 @@ def longer_flag(state: ModelState) -> str | None:
     if progress is None:
         return None
     if settings.get("train_samples") is not None:
-        ramp_up, final = settings.get("rampup_batch_size") or (), settings.get("global_batch_size")
         done = progress.consumed_samples
-        next_step = BatchSizes.of(final, tuple(ramp_up)).at(done) if final else 1
+        next_step = _batch_sizes(settings).at(done) if settings.get("global_batch_size") else 1
         return "--train-samples" if done + next_step > settings["train_samples"] else None
     length = settings.get("train_iters")
     return "--train-iters" if length is not None and progress.iteration >= length else None
+
+
+def _batch_sizes(settings: Mapping[str, Any]) -> BatchSizes:
+    ramp_up = tuple(settings.get("rampup_batch_size") or ())
+    words = settings.get("step_batch_size_schedule")
+    length = settings.get("seq_length")
+    schedule: tuple[tuple[int, int], ...] = ()
+    if words and length:
+        with contextlib.suppress(ConfigError):  # of a file that lmcore did not write
+            schedule = read_schedule(words, length)
+    return BatchSizes.of(settings["global_batch_size"], ramp_up, schedule)
 
 
 def shorter_length(state: ModelState) -> int | None:

@@ -257,7 +257,11 @@ def _resized(config: object, rows: int, tokens: int | None) -> dict[str, Any]:
     multiple = vocabulary_multiple(left, rows)
     for part, section, values in (
         ("config", "data", {"vocab_size": min(size, left) if isinstance(size, int) else None}),
-        ("config", "model", {"make_vocab_size_divisible_by": multiple}),
+        (
+            "config",
+            "model",
+            {"make_vocab_size_divisible_by": multiple, "pad_vocab_size_to": None},
+        ),
         ("derived", None, {"vocab_size": left, "padded_vocab_size": rows}),
     ):
         found = dict(known.get(part) or {})

@@ -76,7 +76,7 @@ def announcement(
         yield f"test      {_own_sources(datasets.sources['test'])}"
     sizes = plan.batch_sizes
     last = sizes.at(sizes.samples(plan.train_iters - 1))
-    growing = f"{sizes.start} to " if last > sizes.start else ""
+    growing = f"{sizes.start} to " if last != sizes.start else ""
     start = f" from step {step} of {checkpoint}" if checkpoint else ""
     if checkpoint and plan.config.checkpoint.finetune:
         start = f", from the weights of {checkpoint}"

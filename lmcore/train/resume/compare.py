@@ -272,6 +272,8 @@ def _batch_difference(plan: RunPlan, manifest: Manifest) -> _Difference | None:
     ramp = " ".join(map(str, settings.get("rampup_batch_size") or ("none",)))
     batch, steps = settings.get("global_batch_size"), counters["iteration"]
     hint = f"give the first run's `--global-batch-size {batch} --rampup-batch-size {ramp}`"
+    if schedule := settings.get("step_batch_size_schedule"):
+        hint = f"give the first run's `--step-batch-size-schedule {' '.join(map(str, schedule))}`"
     if batch is None:  # of another program, whose files do not have it
         hint = "give the first run's `--global-batch-size`, which the checkpoint does not record"
         if steps and consumed % steps == 0:

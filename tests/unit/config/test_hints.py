@@ -56,6 +56,7 @@ PIPELINE = "--pipeline-model-parallel-size"
 STAGES = f"{PIPELINE} 2 --global-batch-size 16 --micro-batch-size 4"
 VIRTUAL = "--num-layers-per-virtual-pipeline-stage"
 RAMP = "--train-samples 1000 --rampup-batch-size"
+SCHEDULE = "--train-samples 1000 --step-batch-size-schedule"
 SPLIT_PATHS = "--train-weighted-split-paths"
 NO_VALIDATION = "--eval-iters 0"
 TASK = "--task classification --task-data {}"
@@ -110,6 +111,15 @@ LINES: dict[str, tuple[str, ...]] = {
     "--micro-batch-size 1000000 --seq-length 1000000": ("--micro-batch-size 8",),
     "--use-checkpoint-opt-param-scheduler --override-opt-param-scheduler": (),
     "--micro-batch-size 4 --global-batch-size 10": (),
+    f"{SCHEDULE} 0:8 1M:12": (),
+    f"{SCHEDULE} 0:8 1:16": (),
+    f"{SCHEDULE} 1M:16": (),
+    f"{SCHEDULE} 0:8 1M:16 --global-batch-size 32": (),
+    f"{SCHEDULE} 0:8 1M:16 --rampup-batch-size 8 8 100 --global-batch-size 16": (),
+    f"{SCHEDULE} 0:64 1M:80 --pipeline-model-parallel-size 2 --pipeline-schedule zero-bubble": (),
+    f"{SCHEDULE} 0:16 1M:32 --pipeline-model-parallel-size 2": (),
+    "--pad-vocab-size-to 300 --make-vocab-size-divisible-by 128": (),
+    "--pad-vocab-size-to 301 --tensor-model-parallel-size 2": (),
     f"{RAMP} 16 16": (),
     f"{RAMP} 16 16 100": (),
     f"{RAMP} 32 16 100 --global-batch-size 16": (),

@@ -20,6 +20,7 @@ swiglu glu_activation embed_layernorm model_family normalization seq_length
 max_position_embeddings position_embedding_type
 untie_embeddings_and_output_weights add_bias_linear layernorm_epsilon init_method_std
 model_family include_padding_in_loss attention_dropout hidden_dropout make_vocab_size_divisible_by
+pad_vocab_size_to
 train_iters train_samples micro_batch_size global_batch_size exit_interval kill_switch_path
 exit_duration_in_mins stop_timeout_minutes seed compile step_graph async_metrics manual_gc
 check_device_interval sample_tokens
@@ -107,6 +108,7 @@ CASES = [
     ),
     ("--no-add-bias-linear", "", "--add-qkv-bias"),
     (f"{SAMPLES} --global-batch-size 16", "--global-batch-size 16", "--rampup-batch-size 8 8 16"),
+    (f"{SAMPLES} --micro-batch-size 2", "", "--step-batch-size-schedule 0:2"),
     ("--eod-mask-loss", "", "--no-calculate-per-token-loss"),
     ("", "--eval-iters 0", "--eval-interval 5"),
     ("", "--eval-interval 0", "--eval-iters 5"),

@@ -170,6 +170,45 @@ def test_rows_of_a_checkpoint_in_another_layout() -> None:
         padded("", 400, 384)
 
 
+@pytest.mark.parametrize(
+    "line, tokens, rows",
+    [
+        ("--pad-vocab-size-to 250880", 250_680, 250_880),  # BLOOM's
+        ("--pad-vocab-size-to 300", 257, 300),
+        ("--pad-vocab-size-to 257", 257, 257),
+        ("--pad-vocab-size-to 384 --make-vocab-size-divisible-by 64", 257, 384),
+        ("--padded-vocab-size 1000 --vocab-size 900", 257, 1000),
+        ("--pad-vocab-size-to 300 --tensor-model-parallel-size 2 --nproc-per-node 2", 257, 300),
+    ],
+)
+def test_a_vocabulary_padded_to_a_number(line: str, tokens: int, rows: int) -> None:
+    """The rows are exactly as many as asked for, in every layout."""
+    loaded = load_config(line.split())
+    world_size = loaded.config.parallel.nproc_per_node or 1
+    plan = resolve(validate(loaded, world_size=world_size), tokenizer=TokenizerIdentity(tokens))
+    assert plan.padded_vocab_size == plan.shape.padded_vocab_size == rows
+    assert rows % plan.config.model.make_vocab_size_divisible_by == 0
+
+
+def test_a_number_that_the_vocabulary_cannot_be_padded_to() -> None:
+    """It holds all tokens, and is a multiple of what is asked for besides."""
+    with pytest.raises(ConfigError, match="256` is less than the 257 tokens of the tokenizer"):
+        plan_of("--pad-vocab-size-to 256")
+    with pytest.raises(ConfigError, match="300` is less than the 400 tokens of `--vocab-size`"):
+        plan_of("--pad-vocab-size-to 300 --vocab-size 400")
+    with pytest.raises(ConfigError, match="300` is not divisible by `--make-vocab-size") as caught:
+        plan_of("--pad-vocab-size-to 300 --make-vocab-size-divisible-by 128")
+    assert str(caught.value.hint).startswith("use `--pad-vocab-size-to 384`, or remove `--make")
+    line = "--pad-vocab-size-to 301 --tensor-model-parallel-size 2"
+    with pytest.raises(ConfigError, match="301` is not divisible by 2, which"):
+        validate(load_config(line.split()), world_size=2)
+
+
+def test_rows_padded_to_a_number_in_a_checkpoint() -> None:
+    """The run's own rows count before the checkpoint's."""
+    assert padded("--pad-vocab-size-to 300", 257, 384) == (257, 300)
+
+
 def test_all_problems_at_once() -> None:
     """Every rule's problems come together, with those found elsewhere."""
     loaded = load_config(["--finetune", "--min-lr", "1", "--epochs", "3"])

@@ -249,7 +249,7 @@ def _settings(args: Mapping[str, Any]) -> dict[str, Any]:
     other = "iters" if "train_samples" in found else "samples"
     left_out = {f"train_{other}", f"lr_decay_{other}", f"lr_warmup_{other}"}
     if other == "samples":
-        left_out.add("rampup_batch_size")  # a ramp counts samples
+        left_out |= {"rampup_batch_size", "step_batch_size_schedule"}  # they count samples
     return {name: value for name, value in found.items() if name not in left_out}
 
 

@@ -6,6 +6,7 @@ Both formats of Megatron have the same arguments.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -99,7 +100,7 @@ def run_arguments(
     multiple, _ = vocabulary_rows(state, layout.tensor)
     arguments = (
         architecture_arguments(shape)
-        | {name: value for name, value in state.settings.items() if name != "precision"}
+        | _training_arguments(state.settings)
         | schedule_arguments(progress)
         | {
             "tensor_model_parallel_size": layout.tensor,
@@ -131,6 +132,14 @@ def run_arguments(
         }
     )
     return argparse.Namespace(**arguments)
+
+
+def _training_arguments(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a run as arguments; Megatron's batch size schedule is one text."""
+    found = {name: value for name, value in settings.items() if name != "precision"}
+    if schedule := found.get("step_batch_size_schedule"):
+        found["step_batch_size_schedule"] = " ".join(schedule)
+    return found
 
 
 def _tokenizer_arguments(state: ModelState, tokenizer: Tokenizer | None) -> dict[str, Any]:
