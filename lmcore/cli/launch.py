@@ -17,6 +17,7 @@ from lmcore.base.errors import AbsentFileError, ConfigError, LmcoreError, RunErr
 from lmcore.cli.commands import known_commands, known_inner
 from lmcore.cli.group import run_group
 from lmcore.cli.selection import find_plugins
+from lmcore.config.foreign.megatron_flags import train_flags
 from lmcore.config.load import load_config
 from lmcore.config.option import INPUT_PATH, OUTPUT_PATH, Option, option, options_of
 from lmcore.config.options.command_line import parse_flags, render_help, wants_help
@@ -211,7 +212,26 @@ def _command(words: Sequence[str], profile: JobProfile, kind: str) -> JobCommand
     if name != "train":
         device = {one.name: one for one in options_of(AcceleratorSection) if one.name == "device"}
         return JobCommand(given, device=parse_flags(given[1:], device).values.get("device"))
+    _refuse_late_flags(given, kind)
     return _training(given, profile, is_here=kind == "local")
+
+
+def _refuse_late_flags(words: Sequence[str], kind: str) -> None:
+    """Refuse flags of `lmcore launch` among the arguments of `lmcore train`.
+
+    Raises:
+        ConfigError: There is one that `lmcore train` does not have.
+    """
+    own = {flag for one in _options(kind).values() for flag in one.flags}
+    own -= {flag for one in run_options().values() for flag in one.flags} | {*train_flags()}
+    names = [word.partition("=")[0].replace("_", "-") for word in words]
+    late = list(dict.fromkeys(name for name in names if name in own))
+    if late:
+        raise ConfigError(
+            f"flags of `lmcore launch {kind}` after the command: {', '.join(late)}",
+            why="flags after the command are for `lmcore train`",
+            hint=f"write `lmcore launch {kind} {' '.join(late)} ... train ...`",
+        )
 
 
 def _training(words: tuple[str, ...], profile: JobProfile, *, is_here: bool) -> JobCommand:

@@ -37,6 +37,7 @@ __all__ = [
     "is_option",
     "option",
     "options_of",
+    "refuse_unexpanded",
 ]
 
 REQUIRED = dataclasses.MISSING
@@ -319,6 +320,24 @@ def _refuse_url(path: str, where: str) -> None:
         raise ConfigError(f"{where}: a URL is not a path", hint=hint)
 
 
+def refuse_unexpanded(path: str, where: str) -> None:
+    """Refuse a path that only a shell would understand.
+
+    Args:
+        path: The path.
+        where: Option with its value, for the message.
+
+    Raises:
+        ConfigError: The path begins with `~` or a variable.
+    """
+    if path.startswith(("~/", "$")) or path == "~":
+        raise ConfigError(
+            f"{where}: {'`~` is' if path[0] == '~' else 'variables are'} not expanded here",
+            why="only a shell does that, at the start of a word",
+            hint=f"write the full path, or `./{path}` for a directory of this name",
+        )
+
+
 def _check_names(path: str, where: str) -> None:
     """Refuse a path that no file can have, or whose directory is not accessible.
 
@@ -327,12 +346,7 @@ def _check_names(path: str, where: str) -> None:
             many directories, symbolic links lead in a circle, or a directory on the way may not be
             searched.
     """
-    if path.startswith(("~/", "$")) or path == "~":
-        raise ConfigError(
-            f"{where}: {'`~` is' if path[0] == '~' else 'variables are'} not expanded here",
-            why="only a shell does that, at the start of a word",
-            hint=f"write the full path, or `./{path}` for a directory of this name",
-        )
+    refuse_unexpanded(path, where)
     if len(path) > _LONGEST_SHOWN:
         where = where.replace(path, f"{path[:_LONGEST_SHOWN]}...")
     if path.count("/") > _MOST_DIRECTORIES:

@@ -52,6 +52,8 @@ For programs beside training, such as preprocess_data.py, the result is a comman
 A script is read and never run: variables and here-documents are followed, and what only a run
 would give is listed.  Give it by --set NAME=VALUE."""
 _MOST_BYTES = 1 << 22
+_RUNNERS = frozenset({"bash", "sh", "source", "sbatch", "qsub"})
+"""Words before the path of a script in the command that starts it."""
 
 
 @dataclass(frozen=True)
@@ -89,16 +91,17 @@ def run(argv: list[str]) -> int:
         positionals=("command",),
         epilog=_EPILOG,
     )
-    if bool(section.command) == bool(words) or len(section.command) > 1:
+    paths = section.command[len(section.command) > 1 and section.command[0] in _RUNNERS :]
+    if bool(paths) == bool(words) or len(paths) > 1:
         raise ConfigError(
             "`lmcore migrate` needs a script, or a command",
-            why=f"it was given {counted(len(section.command), 'path')}" if not words else None,
+            why=f"it was given {counted(len(paths), 'path')}" if not words else None,
             hint="`lmcore migrate pretrain.sh`, or `lmcore migrate -- python pretrain_gpt.py ...`",
         )
     script = ShellScript(commands=[words])
-    if section.command:
-        script = read_shell(_text(section.command[0]), _variables(section.set))
-    others = [migrate_program(one) for one in other_programs(script)]
+    if paths:
+        script = read_shell(_text(paths[0]), _variables(section.set))
+    others = [migrate_program(one, script.unknown) for one in other_programs(script)]
     if others and not trains(script):
         _report_programs(others, script, section.output)
         return 0
@@ -115,7 +118,7 @@ def run(argv: list[str]) -> int:
         print_table(one.rows, report)
         _print_line(one, report)
     name = section.output or "run.yaml"
-    print("\nstart it by:  " + training.start(name), file=sys.stderr)
+    print("\nstart it by:  " + training.start(name, script.unknown), file=sys.stderr)
     if section.output is None:
         print(text, end="")
     else:

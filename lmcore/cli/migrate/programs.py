@@ -5,12 +5,11 @@ Preparation and merging of data, evaluation, generation, the server, and convers
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lmcore.base.errors import ConfigError
-from lmcore.cli.migrate.flag_table import LEFT, SAME, FlagRow, flag_groups, flag_rows
+from lmcore.cli.migrate.flag_table import LEFT, OPEN, SAME, FlagRow, flag_groups, flag_rows
 from lmcore.config.foreign.convert import (
     PLACES,
     convert_flags,
@@ -21,6 +20,7 @@ from lmcore.config.foreign.evaluate import evaluate_flags, upstream_arguments
 from lmcore.config.foreign.generate import GivenModel, generate_flags, serve_flags
 from lmcore.config.foreign.launch_command import OtherProgram
 from lmcore.config.foreign.megatron_flags import merge_flags, prepare_flags
+from lmcore.config.foreign.shell_values import shell_line
 from lmcore.config.option import Option, options_of
 from lmcore.config.options.flags import ForeignFlag
 
@@ -65,8 +65,13 @@ class _Target:
     places: Mapping[str, str] = field(default_factory=dict)
 
 
-def migrate_program(one: OtherProgram) -> MigratedProgram:
-    """Return the command line and the table of a program of a script."""
+def migrate_program(one: OtherProgram, unknown: Sequence[str] = ()) -> MigratedProgram:
+    """Return the command line and the table of a program of a script.
+
+    Args:
+        one: The program with its arguments.
+        unknown: Texts of the arguments that a shell replaces.
+    """
     target = _target(one)
     flags = list(one.flags)
     words = [] if not flags or flags[0].startswith("-") else [flags.pop(0)]
@@ -75,14 +80,14 @@ def migrate_program(one: OtherProgram) -> MigratedProgram:
     rows = flag_rows(flags, target.options, target.foreign, target.places)
     taken, problem = [*words], ""
     for group, row in zip(flag_groups(flags), rows, strict=True):
-        taken += group if row.kind not in LEFT else []
+        taken += group if row.kind == OPEN or row.kind not in LEFT else []
     if target.arguments is not None:
         try:
             taken = target.arguments(taken)
         except ConfigError as error:
             problem = "; ".join(part for part in (error.what, error.hint) if part)
     line = [word for group in flag_groups(taken) for word in _here(group, target)]
-    return MigratedProgram(one.program, f"{one.command} {shlex.join(line)}".strip(), rows, problem)
+    return MigratedProgram(one.program, f"{one.command} {shell_line(line, unknown)}".strip(), rows, problem)
 
 
 def _here(group: Sequence[str], target: _Target) -> Sequence[str]:
@@ -111,6 +116,12 @@ def _merge() -> _Target:
     from lmcore.cli.data.merge import MergeSection
 
     return _Target(_options(MergeSection), merge_flags())
+
+
+def _split() -> _Target:
+    from lmcore.cli.data.split import SplitSection
+
+    return _Target(_options(SplitSection), {})
 
 
 def _generation() -> _Target:
@@ -178,6 +189,7 @@ def _flags(options: Mapping[str, Option]) -> set[str]:
 _TARGETS: Mapping[str, Callable[[], _Target]] = {
     "lmcore data prepare": _preparation,
     "lmcore data merge": _merge,
+    "lmcore data split": _split,
     "lmcore evaluate": _evaluation,
     "lmcore generate": _generation,
     "lmcore serve": _server,

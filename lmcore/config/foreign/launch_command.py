@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from lmcore.base.errors import ConfigError
 from lmcore.config.foreign.shell import ShellScript
+from lmcore.config.foreign.shell_values import shell_line
 
 __all__ = [
     "OtherProgram",
@@ -33,6 +34,7 @@ _OTHER_PROGRAMS: Mapping[str, str] = {
     "preprocess_data_dist.py": "lmcore data prepare",
     "merge_datasets.py": "lmcore data merge",
     "merge_preprocessed_data.py": "lmcore data merge",
+    "split_json.py": "lmcore data split",
     "run_text_generation_server.py": "lmcore serve",
     "generate_samples_gpt.py": "lmcore generate",
     "generate_samples_gpt2.py": "lmcore generate",
@@ -59,6 +61,8 @@ _PYTHON = re.compile(r"python[\d.]*|-u|-W\w*")
 """Words of a launcher's command that start Python, which `lmcore` does not need."""
 _PROCESSES = ("--nproc_per_node", "--nproc-per-node", "--num_gpus", "--ppn")
 _NODES = ("--nnodes", "--num_nodes", "-N", "--nodes")
+_OF_TASKS = re.compile(r"\$\{?(SLURM_(PROC|NODE|LOCAL)ID|PMI_RANK|PALS_\w*RANK\w*|OMPI_\w*RANK)\b")
+"""Variables that differ between the tasks of `srun` or `mpiexec`."""
 
 
 @dataclass(frozen=True)
@@ -82,13 +86,14 @@ class TrainingCommand:
             (name for start, name in _FAMILIES.items() if self.program.startswith(start)), None
         )
 
-    def start(self, name: str) -> str:
+    def start(self, name: str, unknown: Sequence[str] = ()) -> str:
         """Return the command that starts the run with the processes of the original's launcher.
 
         Args:
             name: Path of the file of settings.
+            unknown: Texts of the words that a shell replaces.
         """
-        command = f"lmcore train {shlex.quote(name)}"
+        command = ["lmcore", "train", name]
         values = dict(_launch_values(self.launch))
         processes = next((values[one] for one in _PROCESSES if values.get(one, "").isdigit()), None)
         nodes = next((values[one] for one in _NODES if values.get(one)), "1")
@@ -97,14 +102,20 @@ class TrainingCommand:
             place = next(n for n, one in enumerate(words) if one in _MODULES)
             begin = max(n for n in range(place) if words[n].rpartition("/")[2].startswith("python"))
             words[begin : place + 1] = ["torchrun"]
-        names = {one.rpartition("/")[2] for one in words}
-        if nodes == "1" and not names & _OUTER:
-            return f"{command} --nproc-per-node {processes}" if processes else command
+        names = [one.rpartition("/")[2] for one in words]
+        if nodes == "1" and not {*names} & _OUTER:
+            return shlex.join([*command, *(["--nproc-per-node", processes] if processes else [])])
         while words and _PYTHON.fullmatch(words[-1].rpartition("/")[2]):
             words.pop()
         if "deepspeed" in names:
-            return f'{shlex.join(words)} "$(command -v lmcore)" train {shlex.quote(name)}'
-        return shlex.join([*words, *(["-m"] if "torchrun" in names else [])]) + f" {command}"
+            return f'{shell_line(words, unknown)} "$(command -v lmcore)" train {shlex.quote(name)}'
+        if "torchrun" not in names:
+            return shell_line([*words, *command], unknown)
+        place = names.index("torchrun")
+        inner = shell_line([*words[place:], "-m", *command], unknown)
+        if _OF_TASKS.search(inner):  # each task has its own value, which its own shell reads
+            inner = f"bash -c {shlex.quote(inner)}"
+        return f"{shell_line(words[:place], unknown)} {inner}".lstrip()
 
 
 @dataclass(frozen=True)

@@ -104,6 +104,7 @@ class _Reader:
         self.text, self.at = text.replace("\r\n", "\n"), 0
         self.variables, self.script, self.depth = variables, script, depth
         self.documents: list[_Document] = []
+        self.branches = 0  # `if` that have not ended
 
     def read(self) -> None:
         """Read all commands."""
@@ -268,7 +269,9 @@ class _Reader:
         """Follow one command: set variables, keep files and commands."""
         words = command.words
         while words and _plain(words[0]) in _KEYWORDS:
+            self.branches += _plain(words[0]) == "if"
             words = words[1:]
+        self.branches -= bool(words) and _plain(words[0]) == "fi"
         if words and _plain(words[0]) in _DECLARE:
             words = [one for one in words[1:] if one and _ASSIGNMENT.match(one[0].text)]
         while words and (not words[0] or self._assign(words[0])):
@@ -325,10 +328,20 @@ class _Reader:
         held = _ASSIGNMENT.match(word[0].text) if not word[0].quote else None
         if held is None:
             return False
-        rest = [_Piece(word[0].text[held.end() :]), *word[1:]]
+        rest = _with_home([_Piece(word[0].text[held.end() :]), *word[1:]])
+        if self.branches and self.variables.has(held.group(1)):
+            self._note_branch(held.group(1))
         value = "".join(self._joined(piece) for piece in rest)
         self.variables.set(held.group(1), [value], add=bool(held.group(2)))
         return True
+
+    def _note_branch(self, name: str) -> None:
+        note = (
+            f"`{name}` is set in an `if`, which is read as if it held; `--set {name}=VALUE` gives "
+            "another value"
+        )
+        if note not in self.script.notes:
+            self.script.notes.append(note)
 
     def _joined(self, piece: _Piece) -> str:
         """Return the text of a piece in an assignment, where nothing is split."""
@@ -349,7 +362,7 @@ class _Reader:
                 fields.append(text)
             is_open = True
 
-        for piece in word:
+        for piece in _with_home(word):
             if piece.quote == "'":
                 grow(piece.text)
                 continue
@@ -364,6 +377,15 @@ class _Reader:
                     if one:
                         grow(one)
         return fields
+
+
+def _with_home(word: _Word) -> _Word:
+    """Return a word with the variable of the home directory in place of a `~` at its start."""
+    first = word[0] if word else _Piece("")
+    is_home = first.text.startswith("~/") or (first.text == "~" and len(word) == 1)
+    if first.quote or not is_home:
+        return word
+    return [_Piece("$HOME", '"'), _Piece(first.text[1:]), *word[1:]]
 
 
 def _plain(word: _Word) -> str:

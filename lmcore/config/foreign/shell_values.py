@@ -10,13 +10,15 @@ from __future__ import annotations
 import ast
 import fnmatch
 import operator
+import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from lmcore.base.errors import ConfigError
 
-__all__ = ["SPACE", "Variables", "substitution_end"]
+__all__ = ["SPACE", "Variables", "shell_line", "substitution_end"]
 
 SPACE = "\N{NO-BREAK SPACE}"
 """Sign in place of a space in what is not known, so that it remains one word."""
@@ -40,12 +42,13 @@ class Variables:
     """
 
     def __init__(self, given: Mapping[str, str]) -> None:
-        """Take the values that count whatever the script sets.
+        """Take the values that count whatever the script sets, and the home directory.
 
         Args:
             given: Values by name.
         """
-        self._values = {name: [value] for name, value in given.items()}
+        home = {"HOME": os.path.expanduser("~")}  # noqa: PTH111 - no error without one
+        self._values = {name: [value] for name, value in {**home, **given}.items()}
         self._fixed = frozenset(given)
         self.unknown: list[str] = []
 
@@ -66,6 +69,10 @@ class Variables:
             self._values[name] = ["".join(before) + values[0]]
         else:
             self._values[name] = [*before, *values]
+
+    def has(self, name: str) -> bool:
+        """Return True if a variable has a value that is not given from outside."""
+        return name in self._values and name not in self._fixed
 
     def forget(self, name: str) -> None:
         """Take the value of a variable away, such as a variable of a loop."""
@@ -158,6 +165,26 @@ class Variables:
             return [str(_computed(ast.parse(text, mode="eval").body))]
         except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
             return None
+
+
+def shell_line(words: Sequence[str], unknown: Sequence[str]) -> str:
+    """Return words as a line for a shell, which replaces what is not known yet.
+
+    Args:
+        words: Words of a command.
+        unknown: Texts that a shell replaces, such as `$RANK` and `$(hostname)`.
+    """
+    marks = sorted((one for one in unknown if one.startswith(("$", "`"))), key=len, reverse=True)
+    if not marks:
+        return shlex.join(words)
+    places = re.compile(f"({'|'.join(map(re.escape, marks))})")
+
+    def quoted(word: str) -> str:
+        parts = places.split(word)  # every second one is replaced
+        parts[::2] = [re.sub(r'(["\\$`])', r"\\\1", part) for part in parts[::2]]
+        return f'"{"".join(parts)}"' if len(parts) > 1 else shlex.quote(word)
+
+    return " ".join(map(quoted, words))
 
 
 def substitution_end(text: str, begin: int) -> int:

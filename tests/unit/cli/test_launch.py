@@ -124,6 +124,34 @@ def test_words_arrive_unchanged(
     assert shown[:-1] == [expected] * (2 if kind == "hostfile" else 1)
 
 
+PYXIS = ("--container", "/shared/a.sqsh", "--container-runtime", "pyxis")
+
+
+@pytest.mark.parametrize("own", [None, "--container-workdir=/w"])
+def test_pyxis(own: str | None, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Processes in pyxis' containers begin where the job does, and share a secret."""
+    stand_in("srun", 'printf "%s\\n" "$@" "$LMCORE_SECRET"')
+    options = () if own is None else (f"--srun-options={own}",)
+    text = rendered("slurm", *NODES, *PYXIS, *options, *TRAIN, capsys=capsys)
+    shown = run_script(text, LMCORE_SECRET="").splitlines()
+    assert [one for one in shown if one.startswith("--container-workdir")] == [
+        own or f"--container-workdir={folder}"
+    ]
+    assert re.fullmatch("[0-9a-f]{64}", shown[-2])
+    assert run_script(text, LMCORE_SECRET="").splitlines()[-2] != shown[-2]
+    assert run_script(text, LMCORE_SECRET="0" * 32).splitlines()[-2] == "0" * 32
+
+
+@pytest.mark.parametrize("secret", ["LMCORE_SECRET", "LMCORE_SECRET_FILE"])
+def test_secret_of_the_profile(secret: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A secret of the profile stays; one process, or one without a container, needs none."""
+    given = ("--env", f"{secret}=/shared/secret")
+    text = rendered("slurm", *NODES, *PYXIS, *given, *TRAIN, capsys=capsys)
+    assert re.findall(r"LMCORE_SECRET\S*", text) == [f"{secret}=/shared/secret"]
+    for flags in (PYXIS, NODES, (*NODES, "--container", "a.sif")):
+        assert "LMCORE_SECRET" not in rendered("slurm", *flags, *TRAIN, capsys=capsys)
+
+
 @pytest.mark.parametrize(
     "kind, text, words",
     [
@@ -135,6 +163,9 @@ def test_words_arrive_unchanged(
         ("slurm", "env:\n  1A: 1\n", "`1A=1` is not NAME=VALUE"),
         ("slurm", "mounts: [/a:/b]\n", "`mounts` and no `container`"),
         ("slurm", "container: a\nmounts: [/a]\n", "`/a` is not SOURCE:/PATH"),
+        ("slurm", "container: a\nmounts: [$DATA:/a]\n", "`$DATA:/a`: variables are not expanded"),
+        ("slurm", "directory: ~/runs\n", "`directory: ~/runs`: `~` is not expanded here"),
+        ("k8s", "container: $IMAGE\n", "`container: $IMAGE`: variables are not expanded here"),
         ("slurm", "processes_per_node: 8\ndevices_per_node: 4\n", "is more than `devices_per_no"),
         ("slurm", "wall_time: 4h\n", "`4h` is not [D-]HH:MM:SS"),
         ("slurm", "wall_time: 00:01:00\n", "is not longer than `save_seconds` 120"),
@@ -190,6 +221,8 @@ def test_wrong_profiles(
         (("--profile", "none.yaml", "train"), "there is no profile `none.yaml`"),
         (("--nodse", "3", "train"), "unknown flag `--nodse`"),
         (("--restarts", "1", "train", "--train-iters", "3"), "needs a run directory"),
+        (("train", "--output", "a.sbatch", "--submit"), "after the command: --output, --submit"),
+        (("run.yaml", "--wall-time=01:00:00"), "after the command: --wall-time"),
     ],
 )
 def test_wrong_commands(

@@ -139,6 +139,42 @@ def test_the_start_follows_the_launcher(
     assert f"start it by:  {start}" in report
 
 
+@pytest.mark.parametrize(
+    "launch,start",
+    [
+        (
+            "srun -l --image \"$(pwd)/a.sqsh\" python -m torch.distributed.run --nnodes=$NODES",
+            'srun -l --image "$(pwd)/a.sqsh" torchrun "--nnodes=$NODES" -m lmcore train run.yaml',
+        ),
+        (
+            "srun bash -c 'torchrun --nnodes 2 --node_rank $SLURM_PROCID",
+            "srun bash -c 'torchrun --nnodes 2 --node_rank \"$SLURM_PROCID\" -m lmcore train "
+            "run.yaml'",
+        ),
+    ],
+)
+def test_the_start_leaves_variables_to_the_shell(
+    launch: str, start: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The shell replaces what only a run knows, and that of each task in the task's own shell."""
+    end = "'" if launch.count("'") % 2 else ""
+    text = f"{launch} pretrain_gpt.py --num-layers 2{end}\n"
+    _, report = migrated([script(tmp_path, text)], capsys)
+    assert f"start it by:  {start}\n" in report
+
+
+@pytest.mark.parametrize("runner", ["bash", "sh", "sbatch"])
+def test_the_command_that_starts_the_script(
+    runner: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`bash SCRIPT` and `sbatch SCRIPT` name the script; a further word is an error."""
+    path = script(tmp_path, "python pretrain_gpt.py --num-layers 3\n")
+    text, _ = migrated([runner, path], capsys)
+    assert "num_layers: 3" in text
+    with pytest.raises(ConfigError, match="needs a script"):
+        run([runner, path, "more"])
+
+
 @pytest.mark.parametrize("program,family", [("bert", "bert"), ("t5", "t5"), ("gpt2", "gpt")])
 def test_the_program_names_the_family(
     program: str, family: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

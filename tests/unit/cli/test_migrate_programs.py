@@ -37,6 +37,10 @@ GPT2 = "--tokenizer-type GPT2BPETokenizer --vocab-file v.json --merge-file m.txt
             "lmcore data merge --datasets a b --output-prefix c",
         ),
         (
+            "scripts/split_json.py --input_files a.json --output_dir b --test_percent 0.05 0.01",
+            "lmcore data split --input_files a.json --output_dir b --test_percent 0.05 0.01",
+        ),
+        (
             "tools/merge_datasets.py --input dir --output-prefix c --multimodal",
             "lmcore data merge --input dir --output-prefix c",
         ),
@@ -113,7 +117,7 @@ def test_programs_of_a_script(tmp_path, capsys):
     assert run([str(script), "--output", str(tmp_path / "all.sh")]) == 0
     assert (tmp_path / "all.sh").read_text() == (
         "lmcore data prepare --input '/data/oscar/a b.jsonl' --output-prefix x\n"
-        "lmcore data merge --output-prefix all\n"
+        'lmcore data merge --input "$WHERE" --output-prefix all\n'
     )
     err = capsys.readouterr().err
     assert re.search(r"--no-such-flag 3 +unknown", err)

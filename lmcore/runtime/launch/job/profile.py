@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from lmcore.base.errors import ConfigError, LmcoreError, suggestion
 from lmcore.config.file.yaml_file import Entry, read_file
-from lmcore.config.option import INPUT_PATH, Option, option, options_of
+from lmcore.config.option import INPUT_PATH, Option, option, options_of, refuse_unexpanded
 from lmcore.config.section import SECTION_NAMES
 
 __all__ = [
@@ -172,7 +172,11 @@ def _take(
 
 def _check_container(profile: JobProfile) -> None:
     mounts, image = getattr(profile, "mounts", ()), getattr(profile, "container", None)
+    for name in ("directory", "container"):
+        if path := getattr(profile, name, None):
+            refuse_unexpanded(path, f"`{name}: {path}`")
     for mount in mounts:
+        refuse_unexpanded(mount, f"`mounts`: `{mount}`")
         parts = mount.split(":")
         if len(parts) not in {2, 3} or not all(parts) or not parts[1].startswith("/"):
             raise ConfigError(

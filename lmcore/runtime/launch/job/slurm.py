@@ -15,7 +15,12 @@ from lmcore.runtime.launch.job.command import (
     preamble,
     run_lines,
 )
-from lmcore.runtime.launch.job.profile import BatchProfile, one_line, seconds_of
+from lmcore.runtime.launch.job.profile import (
+    BatchProfile,
+    one_line,
+    seconds_of,
+    variables_of,
+)
 from lmcore.runtime.launch.launchers import LAUNCHERS
 
 __all__ = ["SlurmProfile", "render", "submit"]
@@ -70,10 +75,26 @@ def render(profile: SlurmProfile, command: JobCommand) -> str:
         *preamble(profile),
         "",
     ]
-    pyxis = profile.container_runtime == "pyxis"
+    pyxis = _uses_pyxis(profile)
+    if pyxis:
+        lines += _secret(profile)
     lines += run_lines(command, [] if pyxis else container_words(profile))
     lines += ["", *_step(profile)]
     return "\n".join(lines) + "\n"
+
+
+def _uses_pyxis(profile: SlurmProfile) -> bool:
+    return profile.container is not None and profile.container_runtime == "pyxis"
+
+
+def _secret(profile: SlurmProfile) -> Iterator[str]:
+    """Yield the lines that give several processes one secret, unless the profile does."""
+    several = (profile.nodes or 1) * (profile.processes_per_node or 1) > 1
+    if several and not {"LMCORE_SECRET", "LMCORE_SECRET_FILE"} & variables_of(profile).keys():
+        yield "# The home directory, with the secret that processes share, may not be in the image."
+        random = "od -An -N32 -tx1 /dev/urandom | tr -d ' \\n'"
+        yield f'export LMCORE_SECRET="${{LMCORE_SECRET:-$({random})}}"'
+        yield ""
 
 
 def _check(profile: SlurmProfile) -> None:
@@ -147,11 +168,14 @@ def _step(profile: SlurmProfile) -> Iterator[str]:
     words = [*launcher.start(nodes, processes, ()), *profile.srun_options]
     if profile.cpus_per_process is not None:
         words.append(f"--cpus-per-task={profile.cpus_per_process}")
-    if profile.container is not None and profile.container_runtime == "pyxis":
+    if _uses_pyxis(profile):
         words.append(f"--container-image={profile.container}")
         if profile.mounts:
             words.append(f"--container-mounts={','.join(profile.mounts)}")
     srun = shlex.join(words)
+    own = any(one.startswith("--container-workdir") for one in profile.srun_options)
+    if _uses_pyxis(profile) and not own:
+        srun += ' "--container-workdir=$PWD"'  # otherwise pyxis takes the image's directory
     if profile.wall_time is None and not profile.restarts:
         yield f'{srun} "${{run[@]}}"'
         return

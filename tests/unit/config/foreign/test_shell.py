@@ -9,6 +9,7 @@ import pytest
 
 from lmcore.base.errors import ConfigError
 from lmcore.config.foreign.shell import read_shell
+from lmcore.config.foreign.shell_values import shell_line
 
 SCRIPTS = {
     "quotes": """python pretrain "a b" 'c $X' d\\ e "f\\"g" h"i"'j' "" """,
@@ -57,6 +58,9 @@ if [ 1 = 1 ]; then
 fi
 { LR2=2; }
 python pretrain $LR $LR2 2>&1 | cat""",
+    "home": """
+A=~/a; B="~/b"; C=~
+python pretrain ~/c $A $B $C ~ "~" x~/y --in=~/z $HOME/d ~"/e" """,
     "redirected": "python pretrain a > /dev/stdout 2> /dev/null",
     "blanks": """
 A="  a   b "
@@ -109,6 +113,34 @@ def test_what_only_a_run_knows_is_noted() -> None:
     words = ["--host", "$(hostname -f)", "--rank", "${RANK}", "--args", "`date +%s`"]
     assert read.commands == [["srun", "python", "pretrain", *words]]
     assert read.unknown == ["$(hostname -f)", "${RANK}", "`date +%s`", "$@"]
+
+
+def test_a_branch_that_changes_a_variable_is_noted() -> None:
+    """A value that an `if` replaces is used, with a note; a first value needs none."""
+    script = """
+A=""; B=1
+if [ -d /opt/x ]; then
+    A="--x"
+    C=2
+fi
+B=3
+python pretrain $A $B $C"""
+    read = read_shell(script, {})
+    assert read.commands[-1] == ["python", "pretrain", "--x", "3", "2"]
+    assert [note.partition(" is set in an `if`")[0] for note in read.notes] == ["`A`"]
+    read = read_shell(script, {"A": ""})
+    assert read.commands[-1] == ["python", "pretrain", "3", "2"]
+    assert not read.notes
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash to compare with")
+def test_a_line_leaves_to_the_shell_what_is_not_known() -> None:
+    """Bash gives a line the words with the values of a run, and keeps every other sign."""
+    words = ["a b", "$X", "--n=$X/$(echo 'c d')", "it's", '$Y "`$X"', "`echo e`", "\\$X"]
+    unknown = ["$X", "$(echo 'c d')", "`echo e`"]
+    line = shell_line(["python", *words], unknown)
+    expected = ["a b", "x y", "--n=x y/c d", "it's", '$Y "`x y"', "e", "\\x y"]
+    assert in_bash(f"X='x y'; Y=no\n{line}") == [expected]
 
 
 def test_a_place_to_fill_in_is_noted() -> None:
