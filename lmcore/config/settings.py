@@ -16,7 +16,7 @@ from lmcore.config.option import Option, flag_of
 from lmcore.config.plugin_section import NO_PLUGINS, PluginSections
 from lmcore.config.section import Config, run_options
 
-__all__ = ["LoadedConfig", "Provenance", "UnreadSettingError", "readable"]
+__all__ = ["LoadedConfig", "Provenance", "UnreadSettingError", "readable", "value_text"]
 
 _CORE_OPTIONS = run_options()
 
@@ -124,9 +124,7 @@ class LoadedConfig:
         origin = self.provenance[name]
         if origin.kind == "flag" and name in self.texts:
             return f"`{self.texts[name]}`"
-        value = self.value(name)
-        text = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-        return f"`{name}: {text}` ({'the default' if origin.kind == 'default' else origin})"
+        return f"`{name}: {value_text(self.value(name))}` ({'the default' if origin.kind == 'default' else origin})"
 
     def removal(self, name: str) -> str:
         """Return the instruction that removes an option from where the user wrote it, for hints."""
@@ -139,6 +137,13 @@ class LoadedConfig:
     def given(self, name: str) -> bool:
         """Return True if the user or a preset set the option called *name*."""
         return self.provenance[name].kind not in {"default", "defaults", "derived"}
+
+
+def value_text(value: Any) -> str:
+    """Return a value of an option in words, as a file of settings has it."""
+    if isinstance(value, tuple):
+        return " ".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def readable(problems: Iterable[LmcoreError]) -> list[LmcoreError]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from lmcore.base.errors import AbsentFileError, ConfigError
+from lmcore.config.corpus import names_text_files
 from lmcore.config.derived.data_source import (
     DIVIDED,
     OWN,
@@ -88,11 +89,18 @@ def _missing_data(
 ) -> ConfigError:
     why = "no file " + " and no file ".join(f"`{prefix}{suffix}`" for suffix in missing)
     hint = "`lmcore data prepare` writes a dataset"
-    candidate = prefix + "_text_document"
-    if Path(candidate + ".idx").is_file():
+    candidate = _meant_prefix(prefix)
+    if candidate is not None:
         alone = blend.sources == (DataSource(prefix),)
         meant = f"{blend.flag} {candidate}" if alone else candidate
         hint = f"did you mean `{meant}`?"
+    elif Path(prefix).is_file() and names_text_files(prefix):
+        name = blend.option.removesuffix("_path")
+        reader = flag_of("train_data" if name == "data" else name)
+        hint = (
+            f"it is text: `{reader} {prefix}` reads it, and `lmcore data prepare --input {prefix} "
+            "--output-prefix PREFIX` writes a dataset"
+        )
     elif Path(prefix).is_dir():
         inside = sorted(str(path)[:-4] for path in Path(prefix).glob("*.idx"))[:5]
         named = f": {', '.join(f'`{path}`' for path in inside)}" if inside else ""
@@ -101,6 +109,15 @@ def _missing_data(
     return AbsentFileError(
         f"{loaded.shown(blend.option)}: no such dataset{which}", why=why, hint=hint
     )
+
+
+def _meant_prefix(prefix: str) -> str | None:
+    """Return the dataset that a path without one is likely to mean; None if there is none."""
+    stem = prefix.removesuffix("_text_document").removesuffix("_text_sentence")
+    for ending in ("_text_document", "_text_sentence"):
+        if Path(f"{stem}{ending}.idx").is_file() and f"{stem}{ending}" != prefix:
+            return stem + ending
+    return None
 
 
 def _repeated(loaded: LoadedConfig, blend: Blend) -> Problems:
@@ -125,13 +142,16 @@ def _split(loaded: LoadedConfig) -> Problems:
     own = [option for part in PARTS for option in _own(loaded, part)]
     of_task = bool(loaded.config.task.task_data)
     own += ["task_data"] * of_task
+    of_text = own[:1] == ["train_data"]  # which `--split` divides if no part has data of its own
     divides = not own or own == ["train_data"]
     if loaded.given("split") and not divides:
-        ranges = "" if of_task else "; `--train-weighted-split-paths` and its like give ranges"
+        ranges = "; `--train-weighted-split-paths` and its like give ranges"
+        whole = f"; {loaded.shown('train_data')} is then all for training"
+        more = whole if of_text else "" if of_task else ranges
         yield ConfigError(
-            f"{loaded.shown('split')} cannot be combined with {loaded.shown(own[0])}",
+            f"{loaded.shown('split')} cannot be combined with {loaded.shown(own[of_text])}",
             why="each part reads all documents of its own datasets",
-            hint=loaded.removal("split") + ranges,
+            hint=loaded.removal("split") + more,
         )
     sets = loaded.sources[0].sets
     if divides and split.shares[1] == 0 and _evaluates(loaded) and not sets:

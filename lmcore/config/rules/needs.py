@@ -11,7 +11,7 @@ from lmcore.config.need import RESUMES, Need, Situation
 from lmcore.config.option import Option
 from lmcore.config.options.help import flag_form
 from lmcore.config.rules import Problems, Rule
-from lmcore.config.settings import LoadedConfig, UnreadSettingError
+from lmcore.config.settings import LoadedConfig, UnreadSettingError, value_text
 
 if TYPE_CHECKING:
     from lmcore.config.derived.layout import ParallelLayout
@@ -127,7 +127,7 @@ def _met(need: Need, situation: Situation) -> bool:
 
 def _shown(settings: LoadedConfig | RunPlan, option: Option) -> str:
     origin, value = settings.provenance[option.name], settings.config.value(option)
-    words = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    words = value_text(value)
     if origin.kind == "file":
         return f"`{option.key}: {words}` of {origin}"
     own = origin.detail.replace("_", "-") in option.flags

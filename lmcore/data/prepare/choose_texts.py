@@ -9,7 +9,7 @@ from pathlib import Path
 from lmcore.base.errors import ConfigError, DataError, LmcoreError, counted, nearest
 from lmcore.config.corpus import Corpus, is_text_path
 from lmcore.config.derived.data_source import Blend, RunSources
-from lmcore.config.file.corpora_file import read_corpora
+from lmcore.config.file.corpora_file import CORPORA_FILE, read_corpora
 from lmcore.data.input.compression import STDIN
 from lmcore.data.prepare.corpus import corpus_files
 from lmcore.data.prepare.named_text import NamedText, require_file
@@ -95,8 +95,17 @@ def _require_files(text: RunText, *, may_be_gone: bool) -> None:
             if any(Path(path).exists() or "://" in path or path == STDIN for path in text.paths):
                 raise
             gone = "`--lazy-loader` trains on what was prepared if the files are gone"
+            gone += _unread_file(text)
             problem.hint = f"{problem.hint}; {gone}" if problem.hint else f"check the path; {gone}"
             raise
+
+
+def _unread_file(corpus: Corpus) -> str:
+    """Return the end of a hint if the working directory has another corpora file."""
+    here, of_corpus = Path(CORPORA_FILE), Path(corpus.where.rpartition(":")[0])
+    if of_corpus.name != CORPORA_FILE or not here.is_file() or here.samefile(of_corpus):
+        return ""
+    return f"; `{here}` of the working directory is read with `--corpora {here}`"
 
 
 def _taken(corpus: Corpus, text: NamedText) -> ConfigError:

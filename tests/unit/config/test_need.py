@@ -341,6 +341,6 @@ def test_defaults_of_a_file_and_values_of_a_preset(
     file.write_text(lines.format("false"))
     assert found(str(file)).strip() == ""
     file.write_text(lines.format("true"))
-    assert "`profile_memory: True` of " in found(str(file))
+    assert "`profile_memory: true` of " in found(str(file))
     preset = "--preset llama-1b --position-embedding-type none --lr-decay-style constant"
     assert found(preset).strip() == ""

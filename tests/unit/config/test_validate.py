@@ -255,6 +255,14 @@ def test_missing_files(tmp_path: Path) -> None:
     assert found(f"--data-path {prefix}_text_document.bin") == []
     (hint,) = hints(f"--data-path 1 {prefix}")
     assert hint == f"did you mean `{prefix}_text_document`?"
+    (hint,) = hints(f"--data-path {prefix}_text_sentence")
+    assert hint == f"did you mean `--data-path {prefix}_text_document`?"
+    text = tmp_path / "web.jsonl.xz"
+    text.touch()
+    for flag, reader in (("--data-path", "--train-data"), ("--valid-data-path", "--valid-data")):
+        hint = hints(f"--train-data shakespeare {flag} {text}" if "v" in flag else f"{flag} {text}")
+        assert f"it is text: `{reader} {text}` reads it" in hint[0]
+        assert f"`lmcore data prepare --input {text} --output-prefix PREFIX`" in hint[0]
     (hint,) = hints(f"--data-path {tmp_path}/other")
     assert hint == "`lmcore data prepare` writes a dataset"
     missing = f"--vocab-file {tmp_path}/v --merge-file {tmp_path}/m"

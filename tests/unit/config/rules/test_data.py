@@ -59,6 +59,8 @@ def test_sound_settings(line: str) -> None:
          ["`--train-data-path a` leaves no validation data"]),
         ("--train-data-path a --valid-data-path b --split 9,1,0",
          ["`--split 9,1,0` cannot be combined with `--train-data-path a`"]),
+        ("--train-data shakespeare --valid-data shakespeare --split 9,1,0",
+         ["`--split 9,1,0` cannot be combined with `--valid-data shakespeare`"]),
         ("--task classification --task-data a.bin --valid-data-path b",
          ["`--valid-data-path b` cannot be combined with `--task-data a.bin`"]),
         ("--task classification --task-data a.bin --test-data-path b",

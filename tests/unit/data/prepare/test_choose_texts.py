@@ -90,6 +90,16 @@ def test_missing_files() -> None:
         texts_of("--train-data ./none/*.gz")
 
 
+def test_missing_files_beside_the_settings() -> None:
+    """The corpora file of the working directory is named if another one is read."""
+    Path("jobs").mkdir()
+    Path("jobs/corpora.yaml").write_text("web: web/*.jsonl\n", "utf-8")
+    Path("jobs/run.yaml").write_text("data:\n  train_data: [web]\n", "utf-8")
+    with pytest.raises(DataError, match=r"jobs/corpora.yaml:1") as caught:
+        texts_of("jobs/run.yaml")
+    assert "`corpora.yaml` of the working directory is read with `--co" in str(caught.value.hint)
+
+
 def test_formats() -> None:
     """Files of two formats under one name are an error that offers a pattern."""
     Path("web/c.txt").write_text("text", "utf-8")
