@@ -20,12 +20,10 @@ iters=${ITERS:-200}
 samples=${SAMPLES:-100}
 data=$run-data
 bash "$examples/shared/require_absent.sh" "$run" "$data"
+bash "$examples/shared/require_inputs.sh" "$0 [RUN_DIRECTORY [CORPORA EPOCHS LLAMA TASK_DATA]]" 5 "$@"
 mkdir -p "$data/tokens" "$data/merged"
 if [ $# -ge 5 ]; then
     corpora=$2 epochs=$3 llama=$4 tasks=$5
-elif [ $# -ge 2 ]; then
-    echo "usage: $0 [RUN_DIRECTORY [CORPORA EPOCHS LLAMA TASK_DATA]]" >&2
-    exit 2
 else
     python "$examples/argonne_llama/make_text.py" "$data"
     corpora=$data/corpora epochs=$data/epochs.txt llama=$data/llama tasks=$data

@@ -18,12 +18,10 @@ iters=${ITERS:-200}
 lr=${TASK_LR:-1e-3}
 data=$run-data
 bash "$examples/shared/require_absent.sh" "$run" "$data"
+bash "$examples/shared/require_inputs.sh" "$0 [RUN_DIRECTORY [CORPUS TASK_DATA]]" 3 "$@"
 mkdir -p "$data"
 if [ $# -ge 3 ]; then
     corpus=$2 tasks=$3
-elif [ $# -ge 2 ]; then
-    echo "usage: $0 [RUN_DIRECTORY [CORPUS TASK_DATA]]" >&2
-    exit 2
 else
     python "$examples/argonne_llama/make_text.py" "$data"
     corpus=$data/corpora/wiki/wiki-0000.json.gz tasks=$data

@@ -16,12 +16,10 @@ run=${1:-runs/bigscience}
 iters=${ITERS:-50}
 data=$run-data
 bash "$examples/shared/require_absent.sh" "$run" "$data" "$run"-{gpt.yaml,bloom,bloom-hf,tp2,merged,tensorboard}
+bash "$examples/shared/require_inputs.sh" "$0 [RUN_DIRECTORY [CORPUS VOCAB MERGES HELD_OUT]]" 5 "$@"
 mkdir -p "$data"
 if [ $# -ge 5 ]; then
     corpus=$2 vocab=$3 merges=$4 held_out=$5
-elif [ $# -ge 2 ]; then
-    echo "usage: $0 [RUN_DIRECTORY [CORPUS VOCAB MERGES HELD_OUT]]" >&2
-    exit 2
 else
     python "$examples/make_corpus.py" "$data"
     corpus=$data/small.jsonl vocab=$data/vocab.json merges=$data/merges.txt held_out=$data/held_out.txt

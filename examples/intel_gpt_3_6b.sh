@@ -17,14 +17,16 @@ examples=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 run=${1:-runs/intel}
 data=$run-data
 bash "$examples/shared/require_absent.sh" "$run" "$data"
+bash "$examples/shared/require_inputs.sh" "$0 [RUN_DIRECTORY [C4 VOCAB MERGES HELD_OUT]]" 5 "$@"
+if [ $# -ge 2 ] && ! compgen -G "$2/en/c4-train.*.json.gz" > /dev/null; then
+    echo "error: \`$2/en\` has no c4-train.*.json.gz; C4 is a clone of allenai/c4" >&2
+    exit 2
+fi
 mkdir -p "$data"
 if [ $# -ge 5 ]; then
     mkdir "$data/c4"
     ln -s "$(realpath "$2")/en" "$data/c4/en"  # nothing is written there
     vocab=$3 merges=$4 held_out=$5
-elif [ $# -ge 2 ]; then
-    echo "usage: $0 [RUN_DIRECTORY [C4 VOCAB MERGES HELD_OUT]]" >&2
-    exit 2
 else
     python "$examples/intel_gpt_3_6b/make_c4.py" "$data/c4"
     held_out=$data/c4/held_out.txt

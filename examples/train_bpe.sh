@@ -14,12 +14,10 @@ run=${1:-runs/bpe}
 iters=${ITERS:-300}
 
 data=$run-data
+bash "$examples/shared/require_inputs.sh" "$0 [RUN_DIRECTORY [CORPUS VOCAB MERGES]]" 4 "$@"
 mkdir -p "$data"
 if [ $# -ge 4 ]; then
     corpus=$2 vocab=$3 merges=$4
-elif [ $# -ge 2 ]; then
-    echo "usage: $0 [RUN_DIRECTORY [CORPUS VOCAB MERGES]]" >&2
-    exit 2
 elif [ -d "$shared/corpora/web" ]; then
     corpus="$shared/corpora/web/*.jsonl.gz"
     vocab=$shared/tokenizers/gpt2/gpt2-vocab.json

@@ -17,12 +17,10 @@ run=${1:-runs/turkish}
 iters=${ITERS:-300}
 data=$run-data
 bash "$examples/shared/require_absent.sh" "$run" "$data"
+bash "$examples/shared/require_inputs.sh" "$0 [RUN_DIRECTORY [CORPUS HELD_OUT TRAIN VALID]]" 5 "$@"
 mkdir -p "$data"
 if [ $# -ge 5 ]; then
     corpus=$2 held_out=$3 train=$4 valid=$5
-elif [ $# -ge 2 ]; then
-    echo "usage: $0 [RUN_DIRECTORY [CORPUS HELD_OUT TRAIN VALID]]" >&2
-    exit 2
 else
     python "$examples/turkish_gpt2/make_text.py" "$data"
     corpus=$data/corpus.jsonl held_out=$data/held_out.txt

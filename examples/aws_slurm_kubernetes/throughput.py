@@ -25,6 +25,8 @@ def derived(run: Path, name: str) -> float:
 
 def main(run: Path, skipped: int) -> None:
     """Print the figures of a run."""
+    if not (run / "metrics.jsonl").is_file():
+        sys.exit(f"{run} has no metrics.jsonl: no run has begun there")
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [row for row in map(json.loads, lines) if "step_time_ms" in row][skipped:]
     if not rows:

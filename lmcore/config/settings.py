@@ -124,7 +124,8 @@ class LoadedConfig:
         origin = self.provenance[name]
         if origin.kind == "flag" and name in self.texts:
             return f"`{self.texts[name]}`"
-        return f"`{name}: {value_text(self.value(name))}` ({'the default' if origin.kind == 'default' else origin})"
+        text = value_text(self.value(name))
+        return f"`{name}: {text}` ({'the default' if origin.kind == 'default' else origin})"
 
     def removal(self, name: str) -> str:
         """Return the instruction that removes an option from where the user wrote it, for hints."""

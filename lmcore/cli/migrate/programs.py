@@ -87,7 +87,9 @@ def migrate_program(one: OtherProgram, unknown: Sequence[str] = ()) -> MigratedP
         except ConfigError as error:
             problem = "; ".join(part for part in (error.what, error.hint) if part)
     line = [word for group in flag_groups(taken) for word in _here(group, target)]
-    return MigratedProgram(one.program, f"{one.command} {shell_line(line, unknown)}".strip(), rows, problem)
+    return MigratedProgram(
+        one.program, f"{one.command} {shell_line(line, unknown)}".strip(), rows, problem
+    )
 
 
 def _here(group: Sequence[str], target: _Target) -> Sequence[str]:

@@ -58,6 +58,7 @@ _WIDE_MARKS = {  # UTF-32 first: its little-endian mark begins with that of UTF-
 _WIDE_SAMPLE = 1 << 9
 _WIDE_LEAST = 16
 _MOSTLY = 0.7
+_POINTER = b"version https://git-lfs"
 _SILENT_SECONDS = 1.0
 """Seconds without data from a pipe after which a line says that lmcore waits for it."""
 
@@ -112,7 +113,8 @@ def open_text(source: str) -> Iterator[BinaryIO]:
 
     Raises:
         DamagedError: damaged data, while reading.
-        DataError: it cannot be opened or read, or is a device, or UTF-16 or UTF-32.
+        DataError: it cannot be opened or read, or is a device, UTF-16, UTF-32 or a pointer of Git
+            LFS.
         MissingPackageError: the package for its compression is not installed.
     """
     with open_input(source) as opened:
@@ -125,7 +127,9 @@ def open_input(source: str) -> Iterator[Opened]:
     try:
         with _raw(source) as raw:
             stream = _uncompressed(raw)
-            _refuse_wide(cast("io.BufferedReader", stream).peek(_WIDE_SAMPLE), source)
+            start = cast("io.BufferedReader", stream).peek(_WIDE_SAMPLE)
+            _refuse_pointer(start, source)
+            _refuse_wide(start, source)
             yield Opened(stream, _position(raw))
     except EOFError:
         why = "its compressed data is incomplete"
@@ -215,6 +219,16 @@ def _await_data(descriptor: int, source: str) -> None:
     if not waiting.poll(_SILENT_SECONDS * 1000):
         _log.warning("waiting for data from the pipe `%s`: no program has written to it", source)
         waiting.poll()
+
+
+def _refuse_pointer(start: bytes, source: str) -> None:
+    """Raise `DataError` for the file that Git LFS has in place of one that is not fetched."""
+    if start.startswith(_POINTER):
+        raise DataError(
+            f"`{source}` is a pointer of Git LFS",
+            why="a clone has such a file in place of each file that it has not downloaded",
+            hint="`git lfs pull` in the clone downloads the files, with `--include` some of them",
+        )
 
 
 def _refuse_wide(start: bytes, source: str) -> None:

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from lmcore.cli.main import main
+from lmcore.config.load import load_config
 
 TRAIN = ("train", "--train-iters", "3", "--save", "runs/a b $X 'q'")
 NODES = ("--nodes", "2", "--processes-per-node", "2")
@@ -388,3 +389,13 @@ def test_sizes_of_the_example(nodes: int, flags: str, capsys: pytest.CaptureFixt
         words += ("--merge-file", "m", "--save", "runs/gpt")
         assert "--preset gpt-" in rendered(kind, *profile, *words, capsys=capsys)
     assert main(["launch", "slurm", *profile[2:], "--processes-per-node", "5", *words]) == 2
+
+
+def test_settings_of_the_example() -> None:
+    """The published log has 1.638E-08 as learning rate of sample 50, and Adam's betas."""
+    config = load_config([str(EXAMPLE / "gpt.yaml")]).config
+    optimizer = config.optimizer
+    assert f"{optimizer.lr * 50 / optimizer.lr_warmup_samples:.3E}" == "1.638E-08"
+    assert (optimizer.adam_beta1, optimizer.adam_beta2) == (0.9, 0.95)
+    assert config.training.train_samples // config.training.global_batch_size == 508_626
+    assert config.logging.log_interval == 1

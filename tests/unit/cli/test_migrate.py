@@ -143,13 +143,15 @@ def test_the_start_follows_the_launcher(
     "launch,start",
     [
         (
-            "srun -l --image \"$(pwd)/a.sqsh\" python -m torch.distributed.run --nnodes=$NODES",
+            'srun -l --image "$(pwd)/a.sqsh" python -m torch.distributed.run --nnodes=$NODES',
             'srun -l --image "$(pwd)/a.sqsh" torchrun "--nnodes=$NODES" -m lmcore train run.yaml',
         ),
         (
             "srun bash -c 'torchrun --nnodes 2 --node_rank $SLURM_PROCID",
-            "srun bash -c 'torchrun --nnodes 2 --node_rank \"$SLURM_PROCID\" -m lmcore train "
-            "run.yaml'",
+            (
+                'srun bash -c \'torchrun --nnodes 2 --node_rank "$SLURM_PROCID" '
+                "-m lmcore train run.yaml'"
+            ),
         ),
     ],
 )

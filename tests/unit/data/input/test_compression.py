@@ -284,6 +284,16 @@ def test_wide_text_is_named(tmp_path, kind, encoding):
     assert f"iconv -f {named.replace('-BE', 'BE')} -t UTF-8 {path}" in caught.value.hint
 
 
+def test_pointers_of_git_lfs_are_refused(tmp_path):
+    """A file that is not fetched is no text, also if files were joined by `cat`."""
+    path = tmp_path / "c4-train.json.gz"
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 318903435\n"
+    path.write_bytes(pointer * 8)
+    with pytest.raises(DataError, match="is a pointer of Git LFS") as caught, open_text(str(path)):
+        pass
+    assert "`git lfs pull`" in caught.value.hint
+
+
 @pytest.mark.parametrize(
     "content",
     [
