@@ -158,7 +158,7 @@ def test_the_start_follows_the_launcher(
 def test_the_start_leaves_variables_to_the_shell(
     launch: str, start: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The shell replaces what only a run knows, and that of each task in the task's own shell."""
+    """The shell replaces what only a run knows; a task's variables are left to the task."""
     end = "'" if launch.count("'") % 2 else ""
     text = f"{launch} pretrain_gpt.py --num-layers 2{end}\n"
     _, report = migrated([script(tmp_path, text)], capsys)
