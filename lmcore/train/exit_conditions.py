@@ -56,6 +56,7 @@ class ExitConditions:
         *,
         save_minutes: float = 0.0,
         is_main_rank: bool = True,
+        elapsed: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start the clock.
@@ -64,6 +65,7 @@ class ExitConditions:
             training: Exit interval, time limit and kill switch.
             save_minutes: Minutes between checkpoints; 0 for none by time.
             is_main_rank: True on rank 0, the only one that checks if the kill switch exists.
+            elapsed: Seconds that the run has taken so far, which count towards the time limit.
             clock: Returns the time in seconds.
         """
         self.kill_switch = training.kill_switch_path
@@ -75,7 +77,8 @@ class ExitConditions:
         )
         self.save_seconds = save_minutes * 60 if save_minutes else None
         self.clock = clock
-        self.start = self._saved_at = clock()
+        self._saved_at = clock()
+        self.start = self._saved_at - elapsed
         self.received: signal.Signals | None = None
         self._sums: tuple[float, ...] = ()
         self._received_at = 0.0

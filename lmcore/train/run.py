@@ -115,15 +115,20 @@ def run_training(
                 device_failure_explained(runtime.device, state),
                 # Within the outer context: state and checkpoints are known, for the summary, too.
                 out_of_memory_explained(plan, runtime, state, directory.checkpoints),
-                ExitConditions(
-                    plan.config.training,
-                    save_minutes=saving.save_interval_mins,
-                    is_main_rank=runtime.rank.rank == 0,
-                ) as exits,
+                _exit_conditions(plan, runtime, clock) as exits,
                 Saver(snapshot, background=saving.async_save) as saver,
             ):
                 train(engine, datasets, plan, runtime, report, saver, exits, history)
             return report.finish(engine, datasets, checkpoint)
+
+
+def _exit_conditions(plan: RunPlan, runtime: Runtime, clock: PhaseClock) -> ExitConditions:
+    return ExitConditions(
+        plan.config.training,
+        save_minutes=plan.config.checkpoint.save_interval_mins,
+        is_main_rank=runtime.rank.rank == 0,
+        elapsed=clock.elapsed,
+    )
 
 
 def _restored(

@@ -118,7 +118,10 @@ class TrainingSection:
         on_resume=FREE,
     )
     exit_duration_in_mins: float | None = option(
-        None, "Save and exit after this many minutes.", above=0, on_resume=FREE
+        None,
+        "Save and exit after this many minutes, the start of the run included.",
+        above=0,
+        on_resume=FREE,
     )
     early_stop: int | None = option(
         None,

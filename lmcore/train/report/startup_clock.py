@@ -21,8 +21,14 @@ class PhaseClock:
         """Start with the first phase, which began with the process."""
         since_boot = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
         age = time.clock_gettime(since_boot) - process_start(os.getpid())
-        self._last = time.perf_counter() - max(age, 0.0)
+        self._began = time.perf_counter()
+        self._last = self._began - max(age, 0.0)
         self.seconds: dict[str, float] = {}
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since this clock was made, as the command began; the process may be older."""
+        return time.perf_counter() - self._began
 
     def mark(self, phase: str) -> None:
         """End the current phase under the name *phase*, and start the next."""

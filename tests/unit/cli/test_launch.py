@@ -121,6 +121,7 @@ def test_words_arrive_unchanged(
     words: Sequence[str] = ["train", "--continue", TRAIN[-1]] if continues else TRAIN
     line = "".join(f"<{word}>" for word in words)
     more = {"local": "<--nproc-per-node><2>", "pbs": "<--exit-duration-in-mins><58>"}.get(kind, "")
+    shown = [re.sub(r"<5[78]\.\d{3}>", "<58>", one) for one in shown]  # the time that is left
     expected = f'{line}{more} Y=/h Z=it\'s "$HOME"'
     assert shown[:-1] == [expected] * (2 if kind == "hostfile" else 1)
 

@@ -55,6 +55,18 @@ def test_duration() -> None:
     assert exits.reason(2, NOTHING) == "1.5 minutes have passed (--exit-duration-in-mins)"
 
 
+def test_duration_counts_the_start_of_the_run() -> None:
+    """The start of the run counts; the time to a checkpoint begins with the steps."""
+    now = [100.0]
+    training = TrainingSection(exit_duration_in_mins=1.5)
+    exits = ExitConditions(training, save_minutes=1.0, elapsed=60.0, clock=lambda: now[0])
+    now[0] = 129.9
+    assert exits.reason(1, NOTHING) is None
+    assert not exits.save_is_due(NOTHING)
+    now[0] = 130.0
+    assert exits.reason(2, NOTHING) == "1.5 minutes have passed (--exit-duration-in-mins)"
+
+
 @pytest.mark.parametrize("number", END_SIGNALS)
 def test_first_signal_asks(number: signal.Signals) -> None:
     """The first signal only requests the end of the run."""
