@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
+import os
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -292,23 +295,22 @@ def test_a_stopped_fine_tuning_continues(
     monkeypatch.setattr(train, "run", counted)
     scores = TunedRun._scores
 
-    def stop(_self: TunedRun) -> Any:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(TunedRun, "_scores", stop)
-    ended = evaluate(words)
-    assert ended.status == 130
-    assert "is not complete; the same command continues it" in ended.err
+    for number, status in {signal.SIGINT: 130, signal.SIGTERM: 143}.items():
+        stop = functools.partial(os.kill, os.getpid(), number)
+        monkeypatch.setattr(TunedRun, "_scores", lambda _self, stop=stop: stop())
+        ended = evaluate(words)
+        assert ended.status == status
+        assert "is not complete; the same command continues it" in ended.err
     monkeypatch.setattr(TunedRun, "_scores", scores)
     done = evaluate(words)
     assert done.status == 0, done.err
-    assert calls == [["--continue", str(tmp_path / "a/seed-2")]] * 2
+    assert calls == [["--continue", str(tmp_path / "a/seed-2")]] * 3
     found = json.loads((tmp_path / "a/results.json").read_text())["seeds"]["2"]
     assert found["validations"] == whole["2"]["validations"]
     assert found["step"] == whole["2"]["step"]
     again = evaluate(words)
     assert again.status == 0
-    assert len(calls) == 2
+    assert len(calls) == 3
     dev = glue / "MNLI/dev_matched.tsv"
     before = dev.read_bytes()
     dev.write_bytes(before.replace(b"the", b"THE"))
@@ -323,7 +325,7 @@ def test_a_stopped_fine_tuning_continues(
     assert "why: `epochs` was 4.0, and is 5.0" in other.err
     more = evaluate(flags(bert, glue, tmp_path / "a", seeds="2 1"))
     assert more.status == 0, more.err
-    assert len(calls) == 3
+    assert len(calls) == 4
     found = json.loads((tmp_path / "a/results.json").read_text())["seeds"]["1"]
     assert found["validations"] == whole["1"]["validations"]
 
