@@ -5,7 +5,7 @@
 #
 # The jobs for Slurm and Kubernetes are written and checked, and the same commands run here by
 # `lmcore launch local`.  ITERS: steps to train (default 100).  RUN_DIRECTORY (default
-# runs/launched) and RUN_DIRECTORY-data must not exist.
+# runs/launched), RUN_DIRECTORY-data and RUN_DIRECTORY-benchmark must not exist.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -14,7 +14,7 @@ run=${1:-runs/launched}
 iters=${ITERS:-100}
 data=$run-data
 jobs=$data/jobs
-bash "$here/shared/require_absent.sh" "$run" "$data"
+bash "$here/shared/require_absent.sh" "$run" "$data" "$run-benchmark"
 mkdir -p "$jobs"
 
 # 1. Text and vocabulary, in place of the downloads of the original.
@@ -45,8 +45,15 @@ lmcore launch local --processes-per-node 2 --restarts 1 --output "$jobs/2.train.
     train "${small[@]}" "${tokenizer[@]}" --data-path "$data/corpus_text_document" --split 98,2,0 \
     --save "$run"
 
-# 5. Throughput, as in the benchmark mode.
-python "$files/throughput.py" "$run"
+# 5. Benchmark mode: throughput without validation, test and checkpoints.
+lmcore train "${small[@]}" "${tokenizer[@]}" --data-path "$data/corpus_text_document" --split 100,0,0 \
+    --nproc-per-node 2 --eval-iters 0 --train-iters 12 --save-interval-mins 0 --no-save-final \
+    --save "$run-benchmark"
+python "$files/throughput.py" "$run-benchmark"
+if [ -n "$(find "$run-benchmark" -name 'iter_*')" ]; then
+    echo "error: the benchmark saved a checkpoint" >&2
+    exit 1
+fi
 
 # 6. The checkpoint, evaluated, and some text of it.
 python - "$data" <<'PYTHON'

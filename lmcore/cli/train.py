@@ -215,8 +215,9 @@ def _report(result: RunResult, plan: RunPlan) -> None:
 
 def _example(result: RunResult, plan: RunPlan) -> Iterator[str]:
     """Yield a command that shows what the model has learned, if there is one."""
-    if result.summary["checkpoint"] is None:
-        return
+    checkpoint = result.summary["checkpoint"]
+    if checkpoint is None or not Path(checkpoint).is_relative_to(result.directory):
+        return  # none, or the one that a run without an own checkpoint began with
     command = f"lmcore generate --load {shlex.quote(str(result.directory))}"
     if result.can_generate:
         yield f"more text       {command} --prompt TEXT"

@@ -6,6 +6,7 @@ A corpora file or `--corpora NAME=PATH` gives the names; `--train-data`, `--vali
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import PurePath
 
@@ -14,6 +15,7 @@ __all__ = [
     "DOCUMENT_UNITS",
     "TEXT_ENDINGS",
     "Corpus",
+    "is_corpus_name",
     "is_text_path",
     "named_path",
     "names_text_files",
@@ -31,6 +33,7 @@ TEXT_ENDINGS = (
 DOCUMENT_UNITS = ("file", "line", "paragraph")
 """Units of plain text that become a document each."""
 
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)*")
 _BEGINNINGS = ("/", "./", "../")
 _WILDCARDS = "*?["
 
@@ -75,6 +78,11 @@ def is_text_path(word: str) -> bool:
     or ends as a file of text does, compressed or not.
     """
     return word.startswith(_BEGINNINGS) or names_text_files(word)
+
+
+def is_corpus_name(word: str) -> bool:
+    """Return True for a text that a corpus may have as its name, which reads as no path."""
+    return _NAME.fullmatch(word) is not None and not is_text_path(word)
 
 
 def names_text_files(word: str) -> bool:

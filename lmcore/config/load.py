@@ -19,7 +19,7 @@ from typing import Any
 from lmcore.base.errors import ConfigError, LmcoreError
 from lmcore.config.continued import CONTINUE_OPTION, ContinuedRun
 from lmcore.config.engine import settle_engine
-from lmcore.config.file.corpora_file import corpora_layer
+from lmcore.config.file.corpora_file import corpora_layer, corpus_names
 from lmcore.config.file.saved_settings import SavedSettings
 from lmcore.config.foreign.engine_file import EngineFile
 from lmcore.config.foreign.megatron_flags import train_flags
@@ -172,6 +172,7 @@ def load_config(
     loaded = LoadedConfig(
         *(config, provenance, preset, paths, (), {**parsed.texts, **counts.texts}, plugins),
         None if engine_file is None else engine_file.accumulation_steps,
+        corpora=corpus_names(config.data.corpora, config.data.valid_data),
     )
     loaded, lines = _with_engine(loaded, engine_file, problems)
     notices = [*_notices(parsed, loaded), *counts.notices, *lines]

@@ -78,6 +78,7 @@ class LoadedConfig:
             the problems of the settings.
         unread: Names of the options whose values could not be read; reading one raises
             `UnreadSettingError`.
+        corpora: Corpora that validation sets name.
     """
 
     config: Config
@@ -90,6 +91,7 @@ class LoadedConfig:
     accumulation_steps: int | None = None
     problems: tuple[LmcoreError, ...] = ()
     unread: frozenset[str] = frozenset()
+    corpora: frozenset[str] = frozenset()
 
     def without(self, unread: Collection[str]) -> LoadedConfig:
         """Return the settings with some options of the core unread.
@@ -108,7 +110,7 @@ class LoadedConfig:
     @functools.cached_property
     def sources(self) -> tuple[RunSources, list[LmcoreError]]:
         """The data sources that the flags name, and every problem of these flags."""
-        return read_sources(self.config.data, self.config.task)
+        return read_sources(self.config.data, self.config.task, self.corpora)
 
     @property
     def options(self) -> dict[str, Option]:

@@ -111,7 +111,7 @@ def train(
     exits: ExitConditions,
     history: ValidationHistory,
 ) -> None:
-    """Train until the last step or an early exit; save on the way and at the end.
+    """Train until the last step or an early exit; save on the way and, by default, at the end.
 
     Args:
         engine: Model and step; its state is changed.
@@ -129,7 +129,7 @@ def train(
         DeviceHealthError, NonFiniteError, ReplicaDriftError: A fault was found; not saved.
     """
     state, profile, training = engine.state, report.profile, plan.config.training
-    schedule = DueSchedule(plan)
+    schedule, saves_final = DueSchedule(plan), plan.config.checkpoint.save_final
     evaluator = Evaluator(state, datasets, plan, runtime, exits, history)
     tasks = TaskEvaluator(state, datasets.tasks, datasets.tokenizer, plan, runtime, exits)
     evaluation = _evaluation(evaluator, tasks, plan)
@@ -164,7 +164,7 @@ def train(
             if exit_reason:
                 report.reason = exit_reason
                 break
-            ends = due.last or stopped_early is not None  # and saves then
+            ends = saves_final and (due.last or stopped_early is not None)
             is_best = plan.config.checkpoint.save_best and history.best_step == step and not ends
             if due.save or is_best or exits.save_is_due(due):
                 last_saved = _save(state, saver, report, queue, replicas, timed=not due.save)
@@ -173,7 +173,8 @@ def train(
         for record in queue.completed(wait=True):  # left if the run exits early
             report.step(record)
     report.end_steps()
-    if state.iteration > last_saved or _starts_elsewhere(plan, report, state.iteration):
+    unsaved = state.iteration > last_saved
+    if saves_final and (unsaved or _starts_elsewhere(plan, report, state.iteration)):
         _save(state, saver, report, queue, replicas)
     profile.on_step(state.iteration, ends=True)
     if exit_reason is None:

@@ -108,6 +108,18 @@ def test_set_of_files(train: Any, files: Path, data_prefix: str) -> None:
     assert (run.directory / "data/corpora").is_dir()
 
 
+def test_set_of_a_corpus(train: Any, files: Path, data_prefix: str) -> None:
+    """NAME=CORPUS is the same set, also in a run that continues from another folder."""
+    corpora, split = f"--corpora {files}/corpora.yaml", "--split 80,20,0"
+    run = train("named", f"{STEPS} --valid-data web=web/valid {split} {corpora}")
+    assert run.status == 0, run.err
+    by_path = train("path", f"{STEPS} --valid-data web={files}/web/valid.json.gz {split}")
+    assert run.summary["valid_sets"] == by_path.summary["valid_sets"]
+    flags = ["--train-iters", "6", "--schedule", "extend"]
+    assert main(["train", "--continue", str(run.directory), *flags]) == 0
+    assert json.loads((run.directory / "summary.json").read_text())["valid_sets"]["web"]["loss"] > 0
+
+
 @pytest.mark.full
 def test_two_processes(start: Any, finish: Any, files: Path) -> None:
     """One of two processes prepares, and both train on it."""

@@ -40,6 +40,32 @@ def test_a_complete_run_has_nothing_to_continue(train_once: Any) -> None:
     assert "continue " not in train_once("--train-iters 4").out
 
 
+def test_no_checkpoint_at_the_end(train: Any) -> None:
+    """A benchmark saves none, at its end or when it is stopped, and names none."""
+    for name, more in (("whole", ""), ("stopped", "--exit-interval 2")):
+        run = train(name, f"--train-iters 4 --no-save-final --save-interval-mins 0 {more}")
+        assert run.status == 0, run.err
+        assert "saving    no checkpoint" in run.err
+        assert not list(run.directory.glob("checkpoints/iter_*"))
+        assert run.summary["checkpoint"] is None
+        assert "lmcore generate" not in run.out
+        assert "continue  " not in run.out
+
+
+def test_checkpoints_beside_the_final_one(train: Any, train_once: Any) -> None:
+    """Checkpoints that are asked for are saved, and no others; a loaded one is not copied."""
+    base = train_once("--train-iters 4")
+    flags = f"--train-iters 7 --schedule extend --load {base.directory} --no-save-final"
+    run = train("some", f"{flags} --save-interval 6")
+    assert run.status == 0, run.err
+    saved = [path.name for path in run.directory.glob("checkpoints/iter_*")]
+    assert saved == ["iter_0000006"]
+    none = train("none", f"--train-iters 4 --load {base.directory} --no-save-final")
+    assert none.status == 0, none.err
+    assert not list(none.directory.glob("checkpoints/iter_*"))
+    assert "lmcore generate" not in none.out
+
+
 def test_no_step_updated_the_weights(train: Any) -> None:
     """A short fp16 run whose loss scale still falls is complete, with a warning."""
     flags = "--train-iters 3 --precision fp16 --initial-loss-scale 1e30"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -193,13 +193,18 @@ class RunSources:
 
 
 def read_sources(
-    settings: DataSection, task: TaskSection | None = None
+    settings: DataSection, task: TaskSection | None = None, corpora: Collection[str] = ()
 ) -> tuple[RunSources, list[LmcoreError]]:
     """Return the sources as far as they can be parsed, and every problem of the flags.
 
     A source whose weight or range is wrong is among them, so that its other problems are found
     too.  `--split` divides the texts of `train_data` if validation and test have no separate
     sources; a malformed split is not among the problems, but the rules report it.
+
+    Args:
+        settings: The `data` section.
+        task: The `task` section; None: the run has no task.
+        corpora: Names of corpora that validation sets may be.
     """
     try:
         split = parse_split(settings.split)
@@ -209,7 +214,7 @@ def read_sources(
     if task is not None and task.task and task.task_data:
         return _task_sources(task, split), problems
     sources = _pretraining_sources(settings, split, problems)
-    return replace(sources, sets=_sets(settings, sources, problems)), problems
+    return replace(sources, sets=_sets(settings, sources, corpora, problems)), problems
 
 
 def _pretraining_sources(
@@ -251,7 +256,10 @@ def own_values(settings: DataSection, option: str) -> tuple[str, ...]:
 
 
 def _sets(
-    settings: DataSection, sources: RunSources, problems: list[LmcoreError]
+    settings: DataSection,
+    sources: RunSources,
+    corpora: Collection[str],
+    problems: list[LmcoreError],
 ) -> dict[str, Blend]:
     """Return the validation sets by name, and add to *problems* what is wrong with them."""
     found: dict[str, Blend] = {}
@@ -265,7 +273,7 @@ def _sets(
         if named is None:
             continue
         shown, (name, prefix) = f"`--valid-data {word}`", named
-        is_text = names_text_files(prefix)
+        is_text = names_text_files(prefix) or prefix in corpora
         prefix = prefix if is_text else without_ending(prefix)
         if not _SET_NAME.fullmatch(name) or not prefix:
             problems.append(

@@ -12,14 +12,19 @@ file of settings, or in the working directory if there is no such file.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmcore.base.bounded_file import read_bounded_file
 from lmcore.base.errors import ConfigError, LmcoreError, suggestion
-from lmcore.config.corpus import DOCUMENT_UNITS, Corpus, is_text_path, named_path
+from lmcore.config.corpus import (
+    DOCUMENT_UNITS,
+    Corpus,
+    is_corpus_name,
+    is_text_path,
+    named_path,
+)
 from lmcore.config.file.yaml_file import check_depth, scalar
 from lmcore.config.settings import Provenance
 
@@ -30,6 +35,7 @@ __all__ = [
     "CORPORA_FILE",
     "VARIABLE",
     "corpora_layer",
+    "corpus_names",
     "found_corpora_file",
     "is_corpora_file",
     "read_corpora",
@@ -42,7 +48,6 @@ VARIABLE = "LMCORE_CORPORA"
 """Environment variable with the path of a corpora file."""
 
 _MAX_BYTES = 1 << 16
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)*")
 _KEYS = ("path", "json_key", "input_format", "document_per", "append_eod", "on_error", "summary")
 _CHOICES = {
     "document_per": DOCUMENT_UNITS,
@@ -74,11 +79,14 @@ def corpora_layer(
     """
     given = [layer[name][0] for layer in layers for name in _TEXT_OPTIONS if name in layer]
     words = [word for value in given for word in ([value] if isinstance(value, str) else value)]
-    used = any(named_path(word) is None for word in words)
-    if not used or any(layer["corpora"][0] for layer in layers if "corpora" in layer):
+    if not words or any(layer["corpora"][0] for layer in layers if "corpora" in layer):
         return {}
     found = found_corpora_file(files, environment)
-    return {} if found is None else {"corpora": ((found[0],), found[1])}
+    # A set NAME=PREFIX of an indexed dataset needs no file.
+    used = any(named_path(word) is None for word in words)
+    if found is None or not (used or corpus_names([found[0]], words)):
+        return {}
+    return {"corpora": ((found[0],), found[1])}
 
 
 def found_corpora_file(
@@ -120,6 +128,21 @@ def read_corpora(values: Sequence[str]) -> tuple[dict[str, Corpus], list[LmcoreE
     return found, problems
 
 
+def corpus_names(corpora: Sequence[str], valid_data: Sequence[str]) -> frozenset[str]:
+    """Return the corpora that the validation sets NAME=CORPUS of a run are.
+
+    A dataset with such a prefix comes first.  What is wrong with the corpora is reported later.
+
+    Args:
+        corpora: Values of `--corpora`.
+        valid_data: Values of `--valid-data`.
+    """
+    named = (named_path(word) for word in valid_data)
+    wanted = {one[1] for one in named if one is not None and is_corpus_name(one[1])}
+    wanted = {name for name in wanted if not Path(f"{name}.idx").exists()}
+    return frozenset(wanted & read_corpora(corpora)[0].keys()) if wanted else frozenset()
+
+
 def _inline(value: str, problems: list[LmcoreError]) -> list[Corpus]:
     name, equals, path = (part.strip() for part in value.partition("="))
     where = f"`--corpora {value}`"
@@ -131,7 +154,7 @@ def _inline(value: str, problems: list[LmcoreError]) -> list[Corpus]:
 
 
 def _is_name(name: str, where: str, problems: list[LmcoreError]) -> bool:
-    if _NAME.fullmatch(name) and not is_text_path(name):
+    if is_corpus_name(name):
         return True
     why = "it reads as a path" if is_text_path(name) else None
     hint = "a name has letters, digits and `_`, `-`, `.`, with `/` between its parts"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lmcore.config.corpus import is_text_path, named_path
+from lmcore.config.corpus import is_corpus_name, is_text_path, named_path
 from lmcore.config.derived.data_source import is_number
 from lmcore.config.file.corpora_file import is_corpora_file
 from lmcore.config.option import (
@@ -64,10 +64,15 @@ def _map_scripts(word: str, function: Callable[[str], str]) -> str:
 
 
 def _map_set(word: str, function: Callable[[str], str]) -> str:
-    """Return a path, or "NAME=PREFIX", with *function* applied to the path; a name as it is."""
+    """Return a path, or "NAME=PREFIX", with *function* applied to the path; names as they are."""
     named = named_path(word)
+    if named is not None and "/" not in named[0]:
+        path = function(named[1])
+        # A corpus and a prefix read alike.
+        is_name = is_corpus_name(named[1]) and not Path(f"{path}.idx").exists()
+        return f"{named[0]}={named[1] if is_name else path}"
     if named is not None:
-        return f"{named[0]}={function(named[1])}" if "/" not in named[0] else word
+        return word
     return function(word) if is_text_path(word) else word
 
 

@@ -97,6 +97,12 @@ class CheckpointSection:
         "Write the checkpoints on the way in the background.",
         on_resume=FREE,
     )
+    save_final: bool = option(
+        True,
+        "Save a checkpoint when the run ends or is stopped; off, for benchmarks: only the "
+        "checkpoints of --save-interval, --save-interval-mins and --save-best are saved.",
+        on_resume=FREE,
+    )
     save_optim: bool = option(True, "Save the optimizer's state.", on_resume=FREE)
     save_rng: bool = option(True, "Save the random number states.", on_resume=FREE)
     load_optim: bool = option(

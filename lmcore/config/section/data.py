@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lmcore.config.corpus import named_path
+from lmcore.config.corpus import is_corpus_name, named_path
 from lmcore.config.need import Need
 from lmcore.config.option import (
     CHECKED,
@@ -47,12 +47,19 @@ def text_names(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(word for word in words if named_path(word) is None)
 
 
+def _valid_names(words: Sequence[str]) -> tuple[str, ...]:
+    """Return the values of `--valid-data` that are, or may have, a name of a corpus."""
+    return tuple(
+        word for word in words if (one := named_path(word)) is None or is_corpus_name(one[1])
+    )
+
+
 _PREFIXES = ("data_path", "data_file_list", "train_data_path", "train_weighted_split_paths")
 _NAMED_TEXT = Need(
     "a named text, such as `--corpus`",
     lambda run: (
         not any(run.value(name) for name in _PREFIXES)
-        or bool(text_names(run.config.data.valid_data) or run.config.data.test_data)
+        or bool(_valid_names(run.config.data.valid_data) or run.config.data.test_data)
     ),
 )
 _DIVIDED = Need(
@@ -147,7 +154,8 @@ class DataSection(TokenizerSection):
     valid_data: tuple[str, ...] = option(
         (),
         "Texts to validate on, like train_data; or validation sets beside the other validation "
-        "data as NAME=PREFIX of an indexed dataset, or NAME=FILE, each with a loss of its own.",
+        "data as NAME=PREFIX of an indexed dataset, NAME=FILE or NAME=CORPUS, each with a loss of "
+        "its own.",
         metavar="NAME",
         needs=_VALIDATION,
         paths=SETS,

@@ -3,6 +3,7 @@
     DIR/corpora/FILES.json     the files of a corpus, with the digest and the state of each
     DIR/corpora/FILES.lock     held by the process that prepares it
     DIR/corpora/KEY/           the dataset; KEY is of the content, the tokenizer and all settings
+    DIR/corpora/KEY.lock       held by the process that writes the dataset, or removes it
 
 A dataset is complete when its metadata file exists, which is written last.  It is found again by
 content, so it is never stale: files that change give another key.  Files are read again only if
@@ -35,6 +36,7 @@ from lmcore.data.indexed.metadata import read_metadata
 from lmcore.data.input.compression import STDIN
 from lmcore.data.input.files import Format, InputFile, detect_format, find_inputs, formats_of
 from lmcore.data.input.options import DocumentUnit, InputOptions
+from lmcore.data.prepare.corpus_cache import CACHE_NAME, entry_lock, mark_used
 
 if TYPE_CHECKING:
     from lmcore.data.prepare.request import PrepareProgress
@@ -145,12 +147,14 @@ def prepare_corpus(
             used; the cache cannot be written.
         ConfigError: Settings of the corpus do not fit its files or the tokenizer.
     """
-    prepared = _Preparation(corpus, tokenizer, directory / "corpora", may_be_gone=may_be_gone)
-    if (found := prepared.find()) is not None:  # also in a cache that cannot be written
-        return found
-    with _errors_of(corpus), disk_errors(prepared.folder):
-        prepared.folder.mkdir(parents=True, exist_ok=True)
-    return build_or_wait(prepared.lock, prepared.find, prepared.make, what=corpus.shown)
+    prepared = _Preparation(corpus, tokenizer, directory / CACHE_NAME, may_be_gone=may_be_gone)
+    found = prepared.find()  # also in a cache that cannot be written
+    if found is None:
+        with _errors_of(corpus), disk_errors(prepared.folder):
+            prepared.folder.mkdir(parents=True, exist_ok=True)
+        found = build_or_wait(prepared.lock, prepared.find, prepared.make, what=corpus.shown)
+    mark_used(Path(found.prefix).parent)
+    return found
 
 
 class _Preparation:
@@ -199,7 +203,12 @@ class _Preparation:
         with _errors_of(self.corpus):
             files = self._digested(corpus_files(self.corpus))
             if self._dataset(files) is None:
-                self._prepare(files)
+                build_or_wait(
+                    entry_lock(self._key_folder(files)),
+                    lambda: self._dataset(files),
+                    lambda: self._prepare(files),
+                    what=self.corpus.shown,
+                )
             for file in files:
                 if _state(file.path) != file.state:
                     shutil.rmtree(self._key_folder(files), ignore_errors=True)

@@ -101,7 +101,10 @@ def announcement(
         state = " plus optimizer state" if saving.save_optim else ""
         which = "those by steps and the newest two" if saving.save_interval else "two"
         kept = f"; {which} are kept, each {weights}{state}"
-    yield f"saving    {', '.join(times)}{' and ' if times else 'only '}at the end{kept}"
+    if saving.save_final:
+        times.append("at the end" if times else "only at the end")
+    shown = " and ".join([", ".join(times[:-1]), times[-1]] if times[1:] else times)
+    yield f"saving    {shown or 'no checkpoint'}{kept}"
 
 
 def _training_data(plan: RunPlan, datasets: RunDatasets) -> str:

@@ -28,7 +28,8 @@ data_path train_data_path train_weighted_split_paths data_file_list corpus train
 split_rule blend_rule data_cache_path dataloader_type final_epoch_threshold
 reset_attention_mask eod_mask_loss num_prefetch vocab_size tokenizer_type verify_data
 optimizer lr lr_decay_style lr_warmup_fraction weight_decay clip_grad
-save load save_interval save_interval_mins keep_last async_save save_optim save_rng
+save load save_interval save_interval_mins save_final keep_last async_save save_optim
+save_rng
 deepspeed_config device plugin_off precision recompute ops strict_ops deterministic num_threads
 flush_subnormals
 engine tensor_model_parallel_size pipeline_model_parallel_size context_parallel_size

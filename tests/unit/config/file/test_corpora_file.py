@@ -156,6 +156,32 @@ def test_cache_dir_of_megatron() -> None:
     assert both.config.data.data_cache_path == "b"
 
 
+def test_validation_set_of_a_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NAME=CORPUS is a set of a corpus; a dataset with the prefix comes first, as before."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LMCORE_CORPORA", raising=False)
+    Path("runs").mkdir()
+    Path("runs/corpora.yaml").write_text("c4/en: c.jsonl\nweb: w.jsonl\n", "utf-8")
+    Path("runs/run.yaml").write_text("data:\n  valid_data: [a=c4/en, b=web, c=p/x]\n", "utf-8")
+    for ending in ("idx", "bin"):
+        Path(f"runs/web.{ending}").touch()
+    loaded = load_config(["runs/run.yaml"])
+    assert loaded.config.data.corpora == ("runs/corpora.yaml",)
+    assert loaded.config.data.valid_data[:2] == ("a=c4/en", "b=runs/web")
+    sets = loaded.sources[0].sets
+    assert [(s.name, s.corpus) for blend in sets.values() for s in blend.sources] == [
+        ("c4/en", True),
+        ("runs/web", False),
+        ("p/x", False),
+    ]
+    monkeypatch.chdir(tmp_path / "runs")
+    inline = load_config(["--data-path", "x", "--valid-data", "a=z", "--corpora", "z=v.jsonl"])
+    assert inline.sources[0].sets["a"].sources[0].corpus
+    found = load_config(["--data-path", "x", "--valid-data", "a=web"])
+    assert not found.sources[0].sets["a"].sources[0].corpus
+    assert found.config.data.corpora == ()
+
+
 def test_validation_set_of_a_file() -> None:
     """NAME=FILE is a set of a corpus, NAME=PREFIX of an indexed dataset, as before."""
     loaded = load_config(["--data-path", "x", "--valid-data", "a=v.jsonl.gz", "b=p/x.bin"])
