@@ -18,7 +18,7 @@ from lmcore.config.options.flags import (
     parse_flags,
 )
 
-__all__ = ["LEFT", "SAME", "FlagRow", "flag_groups", "flag_rows", "print_table"]
+__all__ = ["LEFT", "FlagRow", "flag_groups", "flag_rows", "print_table"]
 
 _FLAG = re.compile(r"--?[A-Za-z]")
 _WIDEST = 44
@@ -77,8 +77,7 @@ def flag_rows(
     for number, group in enumerate(flag_groups(flags)):
         text = shlex.join(group)
         if _name(group) in (places or {}):
-            place = (places or {})[_name(group)]
-            rows.append(FlagRow(text, SAME) if place == SAME else FlagRow(text, RENAMED, place))
+            rows.append(FlagRow(text, RENAMED, (places or {})[_name(group)]))
             continue
         parsed = parse_flags(group, options, positionals=(anything,), foreign=foreign)
         if not _FLAG.match(group[0]):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lmcore.base.errors import ConfigError
-from lmcore.cli.migrate.flag_table import LEFT, OPEN, SAME, FlagRow, flag_groups, flag_rows
+from lmcore.cli.migrate.flag_table import LEFT, OPEN, FlagRow, flag_groups, flag_rows
 from lmcore.config.foreign.convert import (
     PLACES,
     convert_flags,
@@ -21,13 +21,10 @@ from lmcore.config.foreign.generate import GivenModel, generate_flags, serve_fla
 from lmcore.config.foreign.launch_command import OtherProgram
 from lmcore.config.foreign.megatron_flags import merge_flags, prepare_flags
 from lmcore.config.foreign.shell_values import shell_line
-from lmcore.config.option import Option, options_of
+from lmcore.config.option import Option, option, options_of
 from lmcore.config.options.flags import ForeignFlag
 
 __all__ = ["MigratedProgram", "migrate_program"]
-
-_SERVER_FLAGS = ("--load", "--port", "--host", "--max-tokens-to-oom")
-"""Flags of `lmcore serve`, of another package, that Megatron's server has by the same name."""
 
 
 @dataclass(frozen=True)
@@ -136,9 +133,18 @@ def _generation() -> _Target:
 def _server() -> _Target:
     from lmcore.cli.loading import LoadingSection
 
-    options = _options(LoadingSection)
-    foreign = serve_flags({*_flags(options), *_SERVER_FLAGS}, GivenModel())
-    return _Target(options, foreign, None, dict.fromkeys(_SERVER_FLAGS, SAME))
+    @dataclass(frozen=True)
+    class ServerSection(LoadingSection):
+        """Flags of `lmcore serve`, of another package, that Megatron's server has as well."""
+
+        load: str | None = option(None, "Checkpoint.", metavar="DIR")
+        host: str = option("", "Address to listen on.")
+        port: int = option(5000, "Port to listen on.", minimum=0, maximum=65535)
+        max_requests: int = option(16, "Texts that are generated together.", minimum=1)
+        max_tokens_to_oom: int = option(12000, "Most tokens of a request.", minimum=1)
+
+    options = _options(ServerSection)
+    return _Target(options, serve_flags(_flags(options), GivenModel()))
 
 
 def _client() -> _Target:

@@ -16,8 +16,13 @@ from lmcore.base.errors import ConfigError, LmcoreError
 from lmcore.config.foreign.megatron import RENAMED
 from lmcore.config.foreign.megatron_flags import train_flags
 from lmcore.config.option import Option
-from lmcore.config.options.command_line import ForeignFlag, Translation
+from lmcore.config.options.command_line import (
+    ForeignFlag,
+    Translation,
+    UnsupportedFlagError,
+)
 from lmcore.config.section import run_options
+from lmcore.config.token_lengths import TOKEN_OPTIONS
 from lmcore.model.family import named_family
 
 __all__ = ["GivenModel", "generate_flags", "run_flags", "serve_flags", "without_effect"]
@@ -31,6 +36,13 @@ _OF_REQUESTS = "each request has its own"
 _CACHED = "the server always keeps keys and values"
 _TOGETHER = "texts are generated together, and long prompts in chunks"
 _POSITIONS = "the model's positions limit each text"
+
+_TOGETHER_FLAGS = ("--inference-max-requests", "--inference-max-batch-size", "--max-batch-size")
+"""Flags of Megatron's scripts for the number of prompts that are generated together."""
+_SAMPLING = (
+    *("--temperature", "--top-k", "--top-p", "--out-seq-length", "--seed"),
+    *("--num-tokens-to-generate", "--top-n-logprobs"),
+)
 
 _FIELDS: Mapping[str, str] = {
     **{
@@ -135,6 +147,13 @@ def generate_flags(own: Collection[str], model: GivenModel) -> dict[str, Foreign
             lambda values: Translation(flags=("--sample-output-file", *values)),
             replacement="--sample-output-file",
         ),
+        **dict.fromkeys(_TOGETHER_FLAGS, _renamed("--micro-batch-size")),
+        "--num-tokens-to-generate": _renamed("--tokens"),
+        "--return-log-probs": ForeignFlag(
+            "0", lambda _: Translation(flags=("--json", "--logprobs", "0")), "--logprobs"
+        ),
+        "--prompts": ForeignFlag("+", _prompts, "--prompt"),
+        "--stream": without_effect("0", "a terminal shows the text as it is generated"),
     }
     return {name: flag for name, flag in flags.items() if name not in own}
 
@@ -147,22 +166,31 @@ def serve_flags(own: Collection[str], model: GivenModel) -> dict[str, ForeignFla
         model: Place for the flags of the model's shape, which parsing fills.
     """
     flags = run_flags(model)
-    requests = ForeignFlag(
-        "1",
-        lambda values: Translation(flags=("--max-requests", *values)),
-        replacement="--max-requests",
-    )
     flags |= {
-        "--inference-max-requests": requests,
-        "--inference-max-batch-size": requests,
+        **dict.fromkeys(_TOGETHER_FLAGS, _renamed("--max-requests")),
+        **dict.fromkeys(("--return-log-probs", "--stream"), without_effect("0", _OF_REQUESTS)),
+        "--prompts": without_effect("+", _OF_REQUESTS),
         "--inference-max-seq-length": without_effect("1", _POSITIONS),
         "--inference-batch-times-seqlen-threshold": without_effect("1", _TOGETHER),
         "--recompute": without_effect("0", _CACHED),
         "--greedy": without_effect("0", _OF_REQUESTS),
     }
-    for name in ("--temperature", "--top-k", "--top-p", "--out-seq-length", "--seed"):
+    for name in _SAMPLING:
         flags[name] = without_effect("1", _OF_REQUESTS)
     return {name: flag for name, flag in flags.items() if name not in own}
+
+
+def _renamed(flag: str) -> ForeignFlag:
+    return ForeignFlag("1", lambda values: Translation(flags=(flag, *values)), replacement=flag)
+
+
+def _prompts(values: tuple[str, ...]) -> Translation:
+    """Translate the prompts of a command; several are in a file here."""
+    if len(values) == 1:
+        return Translation(flags=(f"--prompt={values[0]}",))
+    what = "`--prompts` with several prompts is not supported"
+    hint = "use `--sample-input-file FILE`, with one prompt on each line"
+    return Translation(problem=UnsupportedFlagError(what, hint=hint))
 
 
 def run_flags(model: GivenModel) -> dict[str, ForeignFlag]:
@@ -199,7 +227,7 @@ def _recompute_flags() -> dict[str, ForeignFlag]:
 def _run_flags(model: GivenModel) -> dict[str, ForeignFlag]:
     """Return the flags of a training run."""
     flags = {"--ckpt-format": without_effect("1", "the format of a checkpoint is detected")}
-    for option in run_options().values():
+    for option in (*run_options().values(), *TOKEN_OPTIONS):
         switch = option.type is bool
         arity = "0" if switch else "+" if option.repeated else "1"
         if option.name in {*_FIELDS, *_DERIVED, "model_family"}:

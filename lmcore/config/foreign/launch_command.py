@@ -38,6 +38,8 @@ _OTHER_PROGRAMS: Mapping[str, str] = {
     "run_text_generation_server.py": "lmcore serve",
     "generate_samples_gpt.py": "lmcore generate",
     "generate_samples_gpt2.py": "lmcore generate",
+    "gpt_static_inference.py": "lmcore generate",
+    "simple_gpt_batch_inference.py": "lmcore generate",
     "text_generation_cli.py": "lmcore ask",
     **dict.fromkeys(
         (

@@ -71,6 +71,23 @@ GPT2 = "--tokenizer-type GPT2BPETokenizer --vocab-file v.json --merge-file m.txt
         ),
         (
             (
+                "tools/run_text_generation_server.py --load ckpt --max-batch-size 8 "
+                "--max-tokens-to-oom 90 --num-tokens-to-generate 30 --return-log-probs --stream"
+            ),
+            "lmcore serve --load ckpt --max-requests 8 --max-tokens-to-oom 90",
+        ),
+        (
+            (
+                "examples/gpt_static_inference.py --load ckpt --inference-max-requests 4 --stream "
+                "--num-tokens-to-generate 30 --return-log-probs --prompts Once --top_k 1"
+            ),
+            (
+                "lmcore generate --load ckpt --micro-batch-size 4 --tokens 30 --json --logprobs 0 "
+                "--prompt=Once --top_k 1"
+            ),
+        ),
+        (
+            (
                 "tools/checkpoint_util.py --model-type GPT --load-dir a --save-dir b "
                 "--target-tensor-parallel-size 2"
             ),
@@ -104,6 +121,22 @@ def test_a_program_becomes_a_command(command, line, capsys):
     rows = [row for row in err.splitlines() if row.startswith("--")]
     assert [re.match(r"--[a-z][\w-]*", row)[0] for row in rows] == given
     assert "unknown" not in err
+
+
+@pytest.mark.skipif(not LISTS.is_dir(), reason="the lists of flags are not here")
+@pytest.mark.parametrize("program", ["run_text_generation_server", "generate_samples_gpt"])
+def test_no_flag_of_a_server_or_generation_tool_is_unknown(program, capsys):
+    """Every flag of the tools, and of the runs whose flags they take, has a row with its fate."""
+    paths = [*LISTS.glob("*generate.tsv"), *LISTS.glob("*mega*.tsv")]
+    assert len(paths) == 5
+    for path in paths:
+        lines = path.read_text("utf-8").splitlines()[1:]
+        flags = [line.split("\t")[0] for line in lines]
+        for values in ([], ["1"]):
+            words = [word for flag in flags for word in (flag, *values)]
+            run(["--", "python", f"{program}.py", *words])
+            err = capsys.readouterr().err
+            assert [row for row in err.splitlines() if "  unknown" in row] == []
 
 
 def test_programs_of_a_script(tmp_path, capsys):
