@@ -130,8 +130,7 @@ def load_config(
 
     Raises:
         ConfigError: Every setting that cannot be read, and what *check* finds, at once.  Flags of
-            Megatron that are not supported leave all settings readable: `LoadedConfig.problems`
-            holds them.
+            Megatron that are not supported are in `LoadedConfig.problems` instead.
     """
     options = {**_CORE_OPTIONS, **plugins.options}
     parsed = parse_flags(

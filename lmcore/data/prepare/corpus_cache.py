@@ -1,8 +1,8 @@
 """Cache of prepared corpora: its entries with sizes and ages, and their removal.
 
 An entry is a folder `DIR/corpora/KEY` that `lmcore.data.prepare.corpus` writes.  A process that
-prepares it, or removes it, holds `DIR/corpora/KEY.lock`.  The modification time of the folder is
-that of its last use: runs set it.
+prepares it, or removes it, holds `DIR/corpora/KEY.lock`.  Runs set the modification time of the
+folder to the time of their use.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def cache_folder(directory: Path) -> Path:
 
 
 def cache_entries(folder: Path) -> list[CacheEntry]:
-    """Return the entries of a cache, those that were not used for the longest time first.
+    """Return the entries of a cache, the longest unused ones first.
 
     Args:
         folder: See `cache_folder`.
@@ -129,7 +129,7 @@ def _entry(folder: Path) -> CacheEntry | None:
 
 
 def remove_entries(folder: Path, entries: Iterable[CacheEntry]) -> list[CacheEntry]:
-    """Remove entries of a cache and return those that were removed; see `CacheEntry.remove`.
+    """Remove entries of a cache and return the removed ones; see `CacheEntry.remove`.
 
     Args:
         folder: See `cache_folder`.

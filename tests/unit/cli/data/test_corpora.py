@@ -94,7 +94,7 @@ def test_cache_is_listed(cache: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_unused_entries_are_removed(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Those of the days without use, and with keys those alone; a run makes them again."""
+    """Entries are removed by their days without use, or by key alone; a run makes them again."""
     assert entries(capsys, "--prune", "--unused-days", "41") == {}
     assert entries(capsys, "--prune").keys() == {"old", "cut"}
     assert entries(capsys).keys() == {"new"}
