@@ -21,6 +21,7 @@ samples=${SAMPLES:-100}
 data=$run-data
 bash "$examples/shared/require_absent.sh" "$run" "$data"
 bash "$examples/shared/require_inputs.sh" "$0 [RUN_DIRECTORY [CORPORA EPOCHS LLAMA TASK_DATA]]" 5 "$@"
+[ $# -ge 5 ] || lmcore data train-tokenizer --help >/dev/null  # absent: named before there are files
 mkdir -p "$data/tokens" "$data/merged"
 if [ $# -ge 5 ]; then
     corpora=$2 epochs=$3 llama=$4 tasks=$5

@@ -6,9 +6,10 @@
 #
 # CORPUS: JSON lines with the key "text"; TASK_DATA: the folders RACE and glue_data as they are
 # unpacked.  Without them small ones are made.
-# ITERS: steps to train the BERT, the GPT and the Retro (default 200); EPOCHS: of RACE and MNLI (1).
+# ITERS: steps to train the BERT, the GPT and the Retro (default 200); EPOCHS: of RACE and MNLI
+# (default 3), TASK_LR: their learning rate (default 1e-3).
 # RUN_DIRECTORY (default runs/argonne-models) and RUN_DIRECTORY-data must not exist.
-# Needs the packages lmcore-data-tools, for the vocabularies, and lmcore-serve.
+# Needs the packages lmcore-data-tools, for the vocabularies, lmcore-serve and sentencex.
 # T5 is in train_t5.sh, ICT and its index in find_answers.sh, detoxification in detoxify.sh.
 set -euo pipefail
 
@@ -19,6 +20,9 @@ lr=${TASK_LR:-1e-3}
 data=$run-data
 bash "$examples/shared/require_absent.sh" "$run" "$data"
 bash "$examples/shared/require_inputs.sh" "$0 [RUN_DIRECTORY [CORPUS TASK_DATA]]" 3 "$@"
+lmcore data train-tokenizer --help >/dev/null  # an absent package is named before there are files
+lmcore serve --help >/dev/null
+python -c 'import sentencex' 2>/dev/null || { echo "error: run \`pip install sentencex\`" >&2; exit 2; }
 mkdir -p "$data"
 if [ $# -ge 3 ]; then
     corpus=$2 tasks=$3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,19 +22,21 @@ from lmcore.config.file.yaml_file import written_value
 from lmcore.config.foreign.launch_command import (
     is_program,
     other_programs,
+    programs_by_hand,
     training_command,
     trains,
 )
 from lmcore.config.foreign.megatron import ENGINE_FLAG
 from lmcore.config.foreign.megatron_flags import train_flags
 from lmcore.config.foreign.shell import ShellScript, read_shell
-from lmcore.config.load import load_config
+from lmcore.config.load import EXCLUSIVE, load_config
 from lmcore.config.megatron_defaults import MEGATRON_DEFAULTS
 from lmcore.config.need import Situation
 from lmcore.config.option import Option, option
 from lmcore.config.options.command_line import parse_section, wants_help
 from lmcore.config.options.flags import parse_flags
 from lmcore.config.section import run_options
+from lmcore.config.section.parallel import ENGINE_FILE
 from lmcore.config.settings import LoadedConfig
 from lmcore.config.token_lengths import TOKEN_OPTIONS
 from lmcore.config.validate import problems_of
@@ -102,6 +105,7 @@ def run(argv: list[str]) -> int:
     if paths:
         script = read_shell(_text(paths[0]), _variables(section.set))
     others = [migrate_program(one, script.unknown) for one in other_programs(script)]
+    script.notes += programs_by_hand(script)
     if others and not trains(script):
         _report_programs(others, script, section.output)
         return 0
@@ -118,7 +122,7 @@ def run(argv: list[str]) -> int:
         print_table(one.rows, report)
         _print_line(one, report)
     name = section.output or "run.yaml"
-    print("\nstart it by:  " + training.start(name, script.unknown), file=sys.stderr)
+    print("\nstart it by:  " + printable(training.start(name, script.unknown)), file=sys.stderr)
     if section.output is None:
         print(text, end="")
     else:
@@ -154,7 +158,7 @@ class _Made:
     Attributes:
         settings: Options with value and source, in the order of the options.
         problems: Errors that `lmcore train` would give for them.
-        steps: Micro-batches of a step, if an engine's file gives their number.
+        steps: Micro-batches of a step, if an engine's file gives them and no flag gives the batch.
     """
 
     settings: list[tuple[Option, Any, str]]
@@ -182,23 +186,41 @@ def _settings(
         taken += ["--engine", "native"]
     with tempfile.TemporaryDirectory() as folder:
         taken = _with_files(taken, script.files, Path(folder))
+        absent: list[LmcoreError] = []
         try:
-            plugins = plugin_sections(find_plugins([], probe=False))
-            loaded = load_config(
-                ["--defaults", defaults, *taken],
-                plugins=plugins,
-                announce=False,
-                check=lambda _loaded: (),
-            )
+            loaded = _loaded(taken, defaults)
         except ConfigError as error:
-            problems = [error, *getattr(error, "others", ())]
-            parsed = parse_flags(taken, run_options(), foreign=train_flags())
-            options = run_options()
-            settings = [(options[name], value, "") for name, value in parsed.values.items()]
-            return _Made(settings, problems)
-        problems = list(problems_of(loaded, world_size=None))
+            absent = [error, *getattr(error, "others", ())]
+            try:  # without the file of an engine, which another machine may have
+                loaded = _loaded(_without_engine_file(taken), defaults)
+            except ConfigError:
+                options = run_options()
+                parsed = parse_flags(taken, options, foreign=train_flags())
+                return _Made(
+                    [(options[name], one, "") for name, one in parsed.values.items()], absent
+                )
+        problems = [*absent, *problems_of(loaded, world_size=None)]
         settings = list(_given(loaded, folder))
-    return _Made(settings, problems, loaded.accumulation_steps)
+    given = loaded.provenance["global_batch_size"].kind == "flag"
+    return _Made(settings, problems, None if given else loaded.accumulation_steps)
+
+
+def _loaded(words: Sequence[str], defaults: str) -> LoadedConfig:
+    return load_config(
+        ["--defaults", defaults, *words],
+        plugins=plugin_sections(find_plugins([], probe=False)),
+        announce=False,
+    )
+
+
+def _without_engine_file(words: Sequence[str]) -> list[str]:
+    """Return the words without the flag that names the file of an engine."""
+    return [
+        word
+        for group in flag_groups(words)
+        if group[0].partition("=")[0].replace("_", "-") != run_options()[ENGINE_FILE].flag
+        for word in group
+    ]
 
 
 def _with_files(words: Sequence[str], files: Mapping[str, str], folder: Path) -> list[str]:
@@ -253,7 +275,7 @@ def _located(path: str, output: str | None) -> str:
     folder = Path(output).parent if output else Path()
     if folder == Path() or Path(path).is_absolute() or path.startswith(("$", "<", "`")):
         return path
-    return str(Path(*[".."] * len(folder.parts), path)) if ".." not in folder.parts else path
+    return os.path.relpath(path, folder)
 
 
 def _report_programs(
@@ -298,6 +320,12 @@ def _report(rows: Sequence[FlagRow], script: ShellScript, made: _Made, stream: A
             f"note: a step has {counted(made.steps, 'micro-batch', 'micro-batches')} in the "
             "engine's file: set `global_batch_size` to that many times the micro-batch size and "
             "the data-parallel processes",
+            file=stream,
+        )
+    if not {one.name for one, _, _ in made.settings} & {*EXCLUSIVE[0]}:
+        print(
+            "note: the settings name no data, and `lmcore train` would read the bundled text: add "
+            "`--data-path PREFIX`, or what the table says",
             file=stream,
         )
     if made.problems:

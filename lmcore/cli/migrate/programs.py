@@ -12,17 +12,25 @@ from lmcore.base.errors import ConfigError
 from lmcore.cli.migrate.flag_table import LEFT, OPEN, FlagRow, flag_groups, flag_rows
 from lmcore.config.foreign.convert import (
     PLACES,
+    TARGET_LAYOUT,
     convert_flags,
     names_target_layout,
     tool_arguments,
 )
-from lmcore.config.foreign.evaluate import evaluate_flags, upstream_arguments
+from lmcore.config.foreign.evaluate import (
+    evaluate_flags,
+    is_tuned,
+    tuned_flags,
+    upstream_arguments,
+)
 from lmcore.config.foreign.generate import GivenModel, generate_flags, serve_flags
+from lmcore.config.foreign.index import index_flags
 from lmcore.config.foreign.launch_command import OtherProgram
 from lmcore.config.foreign.megatron_flags import merge_flags, prepare_flags
 from lmcore.config.foreign.shell_values import shell_line
 from lmcore.config.option import Option, option, options_of
 from lmcore.config.options.flags import ForeignFlag
+from lmcore.config.section import run_options
 
 __all__ = ["MigratedProgram", "migrate_program"]
 
@@ -83,10 +91,22 @@ def migrate_program(one: OtherProgram, unknown: Sequence[str] = ()) -> MigratedP
             taken = target.arguments(taken)
         except ConfigError as error:
             problem = "; ".join(part for part in (error.what, error.hint) if part)
+        else:
+            problem = _absent_directories(one, taken)
     line = [word for group in flag_groups(taken) for word in _here(group, target)]
     return MigratedProgram(
         one.program, f"{one.command} {shell_line(line, unknown)}".strip(), rows, problem
     )
+
+
+def _absent_directories(one: OtherProgram, taken: Sequence[str]) -> str:
+    """Return the problem of a conversion without SOURCE or TARGET; empty if it has both."""
+    count = next((n for n, word in enumerate(taken) if word.startswith("--")), len(taken))
+    if one.command != "lmcore checkpoint convert" or count >= 2:
+        return ""
+    if count:
+        return "no directory to write is given: add TARGET after SOURCE"
+    return "no directories are given: add SOURCE and TARGET"
 
 
 def _here(group: Sequence[str], target: _Target) -> Sequence[str]:
@@ -102,6 +122,8 @@ def _target(one: OtherProgram) -> _Target:
     """Return the command of lmcore that replaces a program."""
     if one.command == "lmcore checkpoint convert":
         return _conversion(one)
+    if one.command == "lmcore evaluate" and is_tuned(one.flags):
+        return _fine_tuning()
     return _TARGETS[one.command]()
 
 
@@ -151,21 +173,45 @@ def _client() -> _Target:
     return _Target({}, {})
 
 
+_TASK = {
+    "--task": "--task, with its name here",
+    "--load": "CHECKPOINT",
+    "--pretrained-checkpoint": "CHECKPOINT",
+}
+
+
 def _evaluation() -> _Target:
     from lmcore.cli.evaluate.section import EvaluateSection
 
     options = _options(EvaluateSection)
     foreign = evaluate_flags(_flags(options), GivenModel())
     places = {
-        "--task": "--task, with its name here",
-        "--load": "CHECKPOINT",
-        "--pretrained-checkpoint": "CHECKPOINT",
+        **_TASK,
         "--valid-data": "--task-data TASK=FILE",
-        "--train-data": "--train-data",
         "--strict-lambada": "--task lambada_strict",
-        "--epochs": "--epochs",
     }
-    return _Target(options, foreign, upstream_arguments, places)
+    return _Target(options, foreign, _task_arguments, places)
+
+
+def _fine_tuning() -> _Target:
+    """Return the command for a task that trains a head, with training flags too."""
+    from lmcore.cli.evaluate.section import EvaluateSection
+
+    own = _options(EvaluateSection)
+    foreign = tuned_flags(_flags(own))
+    training = {name: one for name, one in run_options().items() if one.flag not in foreign}
+    return _Target({**training, **own}, foreign, _task_arguments, _TASK)
+
+
+def _task_arguments(words: Sequence[str]) -> list[str]:
+    return upstream_arguments(words, announce=False)
+
+
+def _index() -> _Target:
+    from lmcore.cli.index.build import BuildSection
+
+    options = _options(BuildSection)
+    return _Target(options, index_flags(_flags(options), GivenModel()))
 
 
 def _conversion(one: OtherProgram) -> _Target:
@@ -176,14 +222,16 @@ def _conversion(one: OtherProgram) -> _Target:
         for name, option in _options(ConvertSection).items()
         if name not in {"source", "target"}
     }
+    places = dict(PLACES)
     if names_target_layout(one.flags):  # the other flags of a layout are of SOURCE
+        places |= TARGET_LAYOUT
         for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size"):
             del options[name]
 
     def arguments(words: Sequence[str]) -> list[str]:
         return tool_arguments(words, one.program)
 
-    return _Target(options, convert_flags(_flags(options)), arguments, PLACES)
+    return _Target(options, convert_flags(_flags(options)), arguments, places)
 
 
 def _options(section: type) -> dict[str, Option]:
@@ -200,6 +248,7 @@ _TARGETS: Mapping[str, Callable[[], _Target]] = {
     "lmcore data split": _split,
     "lmcore evaluate": _evaluation,
     "lmcore generate": _generation,
+    "lmcore index build": _index,
     "lmcore serve": _server,
     "lmcore ask": _client,
 }

@@ -21,6 +21,7 @@ __all__ = [
     "CONVERSION_PROGRAMS",
     "PLACES",
     "SAVERS",
+    "TARGET_LAYOUT",
     "convert_flags",
     "names_target_layout",
     "tool_arguments",
@@ -84,7 +85,11 @@ _FIXED = {
     "--for-release": ("0", "the checkpoint keeps the number of its step"),
     "--loader-transformer-impl": ("1", "the names in SOURCE are recognized"),
 }
-_TARGETS = frozenset(name for name in _RENAMED if name.startswith("--target-"))
+TARGET_LAYOUT: Mapping[str, str] = {
+    name: flag for name, flag in _RENAMED.items() if name.startswith("--target-")
+}
+"""Flags of the layout to write, with the flags here."""
+_TARGETS = frozenset(TARGET_LAYOUT)
 _DEFINED = "the checkpoint defines model and layout"
 _SOURCE_LAYOUT = ("--tensor-model-parallel-size", "--pipeline-model-parallel-size")
 _NO_EXPERTS = "leave it out: models of experts are not supported"

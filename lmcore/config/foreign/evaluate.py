@@ -13,9 +13,10 @@ from collections.abc import Collection, Iterable, Sequence
 
 from lmcore.base.errors import ConfigError
 from lmcore.config.foreign.generate import GivenModel, run_flags, without_effect
+from lmcore.config.foreign.megatron_flags import train_flags
 from lmcore.config.options.flags import ForeignFlag, Translation, UnsupportedFlagError
 
-__all__ = ["evaluate_flags", "upstream_arguments"]
+__all__ = ["evaluate_flags", "is_tuned", "tuned_flags", "upstream_arguments"]
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +79,21 @@ def evaluate_flags(own: Collection[str], model: GivenModel) -> dict[str, Foreign
     return {name: flag for name, flag in flags.items() if name not in own}
 
 
+def is_tuned(argv: Sequence[str]) -> bool:
+    """Return True for a command line of Megatron's tasks that trains a head."""
+    return " ".join(dict(_groups(argv)[1]).get("--task", ())) in _TUNED
+
+
+def tuned_flags(own: Collection[str]) -> dict[str, ForeignFlag]:
+    """Return the foreign flags of `lmcore evaluate --finetune` by name, with training flags.
+
+    Args:
+        own: Flags of the command itself, which are not foreign.
+    """
+    flags = {**train_flags(), **{name: without_effect("*", _SET[name]) for name in _SET}}
+    return {name: flag for name, flag in flags.items() if name not in own}
+
+
 def _of_task(name: str) -> str:
     if name == "--strict-lambada":
         return "use `--task lambada_strict`"
@@ -89,11 +105,12 @@ def _refuse(name: str, hint: str, values: tuple[str, ...]) -> Translation:
     return Translation(problem=UnsupportedFlagError(what, hint=hint))
 
 
-def upstream_arguments(argv: Sequence[str]) -> list[str]:
+def upstream_arguments(argv: Sequence[str], *, announce: bool = True) -> list[str]:
     """Return the arguments of `lmcore evaluate` for a command line of Megatron's tasks.
 
     Args:
         argv: Arguments; others are returned as they are.
+        announce: True to log the flags that change nothing.
 
     Raises:
         ConfigError: No file of the task is given, or several.
@@ -104,7 +121,11 @@ def upstream_arguments(argv: Sequence[str]) -> list[str]:
         return _language(name, checkpoints, groups)
     if name in _TUNED:
         # Flags of training may be after a `--`, as `lmcore evaluate --finetune` has them.
-        return _tuned(name, *_groups([word for word in argv if word != "--"]))
+        checkpoints, groups = _groups([word for word in argv if word != "--"])
+        for flag, values in groups if announce else ():
+            if flag in _SET:
+                logger.info("`%s` changes nothing here: %s", " ".join((flag, *values)), _SET[flag])
+        return _tuned(name, checkpoints, groups)
     return list(argv)
 
 
@@ -152,9 +173,6 @@ def _tuned(name: str, checkpoints: Sequence[str], groups: Sequence[_Group]) -> l
     left_out |= {*_SET, *_OF_COMMAND}
     if seed := given.get("--seed"):
         made += ["--seeds", *seed]
-    for flag, values in groups:
-        if flag in _SET:
-            logger.info("`%s` changes nothing here: %s", " ".join((flag, *values)), _SET[flag])
     training = _words(one for one in groups if one[0] not in left_out)
     return [*made, *(["--", *training] if training else [])]
 

@@ -16,6 +16,7 @@ __all__ = [
     "TrainingCommand",
     "is_program",
     "other_programs",
+    "programs_by_hand",
     "training_command",
     "trains",
 ]
@@ -41,6 +42,7 @@ _OTHER_PROGRAMS: Mapping[str, str] = {
     "gpt_static_inference.py": "lmcore generate",
     "simple_gpt_batch_inference.py": "lmcore generate",
     "text_generation_cli.py": "lmcore ask",
+    "create_doc_index.py": "lmcore index build",
     **dict.fromkeys(
         (
             *("checkpoint_util.py", "merge_mp_partitions.py", "deepspeed_to_megatron.py"),
@@ -56,6 +58,22 @@ _BY_PATH: Mapping[str, str] = {
     "checkpoint/util.py": "lmcore checkpoint convert",
 }
 """The same, by the end of their path."""
+_BY_HAND: Mapping[str, str] = {
+    "get_meta_data.py": "`lmcore data weights --input DIR --metadata-output FILE`",
+    "gen_file_list.py": "`lmcore data weights --metadata FILE --epochs FILE --output FILE`",
+    "merge_datasets_split.py": "`lmcore data split --datasets PREFIX --samples N`",
+    "load_ratios_meg_ds_format.py": "`lmcore data weights`, or a list of your own",
+    "inspect_checkpoint.py": "`lmcore checkpoint inspect DIR`",
+    "adjust_checkpoint.py": "`lmcore checkpoint edit`",
+    "convert_bloom_original_checkpoint_to_pytorch.py": (
+        "`lmcore checkpoint convert IN OUT --to huggingface`"
+    ),
+}
+"""Programs whose flags are not translated, with what takes their place."""
+_PRINTS = frozenset({"echo", "printf"})
+_SUBMITS = frozenset({"bash", "sh", "sbatch", "qsub"})
+_VARIABLE = re.compile(r"\$\{?[A-Za-z_]\w*(\[[@*]\])?\}?")
+_MENTION = re.compile(r"(?:pretrain|finetune)_[^\s\"']*")
 _OUTER = frozenset({"srun", "mpiexec", "mpirun", "aprun"})
 _LAUNCHERS = _OUTER | {"torchrun", "deepspeed"}
 _MODULES = frozenset({"torch.distributed.launch", "torch.distributed.run"})
@@ -155,6 +173,16 @@ def other_programs(script: ShellScript) -> list[OtherProgram]:
     return found
 
 
+def programs_by_hand(script: ShellScript) -> list[str]:
+    """Return a line for each program of a script whose flags are not translated, in order."""
+    names = (word.rpartition("/")[2] for words in script.commands for word in words)
+    return [
+        f"`{name}` is not translated; in its place: {_BY_HAND[name]}"
+        for name in dict.fromkeys(names)
+        if name in _BY_HAND
+    ]
+
+
 def trains(script: ShellScript) -> bool:
     """Return True if a command of the script is a program that trains a model, also of others."""
     names = (word.rpartition("/")[2] for words in script.commands for word in words)
@@ -177,6 +205,7 @@ def training_command(script: ShellScript) -> TrainingCommand:
         ConfigError: There is none, or there are several that differ.
     """
     found: list[TrainingCommand] = []
+    printed: list[TrainingCommand] = []  # `echo $CMD`
     others: list[str] = []
     for words in script.commands:
         for number, word in enumerate(words):
@@ -185,19 +214,16 @@ def training_command(script: ShellScript) -> TrainingCommand:
             if command is not None:
                 others.append(f"`{name}` is `{command}` here")
             elif _TRAINS.fullmatch(name):
-                found.append(TrainingCommand(words[:number], name, words[number + 1 :]))
+                one = TrainingCommand(words[:number], name, words[number + 1 :])
+                (printed if words[0] in _PRINTS else found).append(one)
             elif _OTHER_MODELS.fullmatch(name):
                 others.append(f"the model of `{name}` is not trained here")
             else:
                 continue
             break
+    found = found or [TrainingCommand(one.launch[1:], one.program, one.flags) for one in printed]
     if not found:
-        raise ConfigError(
-            "the script has no command that trains a model",
-            why="; ".join(dict.fromkeys(others))
-            or "none of its commands runs `pretrain_gpt.py` or a program like it",
-            hint="give the command that starts it: `lmcore migrate -- python pretrain_gpt.py ...`",
-        )
+        raise _no_training([*others, *programs_by_hand(script)], script)
     if any(one.flags != found[0].flags for one in found):
         raise ConfigError(
             f"the script trains {len(found)} times, with different flags",
@@ -206,9 +232,46 @@ def training_command(script: ShellScript) -> TrainingCommand:
     return found[0]
 
 
+def _no_training(others: Sequence[str], script: ShellScript) -> ConfigError:
+    """Return the error for a script without a command that trains, with what it has instead."""
+    reasons, hint = list(others), ""
+    for words in script.commands:
+        called = next((one for one in words[1:] if not one.startswith("-")), "")
+        if words[0].rpartition("/")[2] in _SUBMITS and called and not _is_open(called):
+            reasons.append(f"`{words[0]} {called}` runs another script, which is not read")
+            hint = hint or f"read that one: `lmcore migrate {shlex.quote(called)}`"
+        elif _VARIABLE.fullmatch(words[0]):
+            reasons.append(f"the command `{words[0]}` is the value of a variable without a value")
+            hint = hint or (
+                "let the script print the command instead of running it, and give what it prints: "
+                "`lmcore migrate -- mpiexec ... pretrain_gpt.py ...`"
+            )
+    lines = enumerate(script.text.splitlines(), 1)
+    mention = next(
+        ((n, held) for n, line in lines if (held := _MENTION.search(line.partition("#")[0]))), None
+    )
+    if not reasons and mention is not None:
+        reasons.append(
+            f"line {mention[0]} has `{mention[1].group()}`, which is not the name of a program, or "
+            "which no command starts"
+        )
+    return ConfigError(
+        "the script has no command that trains a model",
+        why="; ".join(dict.fromkeys(reasons))
+        or "none of its commands runs `pretrain_gpt.py` or a program like it",
+        hint=hint
+        or "give the command that starts it: `lmcore migrate -- python pretrain_gpt.py ...`",
+    )
+
+
+def _is_open(word: str) -> bool:
+    """Return True for a word with a value that only a run of the script has."""
+    return "$" in word or "`" in word
+
+
 def _launch_values(launch: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield the flags of a launcher, each with the word after it."""
-    for word, after in zip(launch, [*launch[1:], ""], strict=True):
+    for word, after in zip(launch, [*launch, ""][1:], strict=True):
         if word.startswith("-"):
             flag, equals, value = word.partition("=")
             yield flag, value if equals else after

@@ -122,6 +122,7 @@ RENAMED: Mapping[str, Renamed] = {
     "--fp16": Renamed("--precision fp16"),
     "--norm-epsilon": Renamed("--layernorm-epsilon"),
     "--use-rotary-position-embeddings": Renamed("--position-embedding-type rope"),
+    "--max-absolute-position-embeddings": Renamed("--max-position-embeddings"),
     # Scripts add it to `--use-rotary-position-embeddings`: it turns off the learned ones alone.
     "--no-position-embedding": Renamed("--position-embedding-type none", yields=True),
     "--rope-theta": Renamed("--rotary-base"),

@@ -52,6 +52,10 @@ _BUNDLED = "leave it out: without data a bundled text is read"
 _TRAIN_RANGES = "use `--train-weighted-split-paths`, with the content of the file"
 _VALID_RANGES = "use `--valid-weighted-split-paths`, with the content of the file"
 _TEST_RANGES = "use `--test-weighted-split-paths`, with the content of the file"
+_EXTRA_VALIDATION = (
+    "use `--valid-weighted-split-paths 'NAME: WEIGHT START:END PREFIX, ...'`, a group for each "
+    "name, with `--train-weighted-split-paths` in place of `--data-path`"
+)
 _OWN_DATA = "use `--train-data-path PREFIX --valid-data-path PREFIX --test-data-path PREFIX`"
 _YAML = "leave it out, and write the path of a YAML file without a flag"
 _FAULTS = "leave it out: a run ends at a fault, and `--continue` continues it"
@@ -347,6 +351,9 @@ _NAMES: Mapping[str, str] = {
     """,
     _TEST_RANGES: """
         test-weighted-split-paths-path
+    """,
+    _EXTRA_VALIDATION: """
+        extra-eval-data-path
     """,
     _OWN_DATA: """
         per-split-data-args-path

@@ -22,7 +22,7 @@ _ENDS = frozenset({"fi", "done", "esac", "}"})
 _DECLARE = frozenset({"export", "declare", "local", "readonly", "typeset"})
 _MOST_NESTED = 8
 _MOST_COMMANDS = 10_000
-_PLACEHOLDER = re.compile(r"<[A-Za-z][^<>\n]*>")
+_PLACEHOLDER = re.compile(r"<[A-Za-z](?:[^<>\n]|<[^<>\n]*>)*>")
 _BETWEEN = re.compile(r"[ \t\n]+")
 _BLANK = " \t\r"
 _FENCE = re.compile(r"^(```|~~~)\w*$", re.MULTILINE)  # around a command copied from a document
@@ -38,12 +38,14 @@ class ShellScript:
         unknown: Values that only a run of the script has, as written, in order: variables
             without a value and the output of commands.
         notes: Further parts that a reader has to look at, a line each.
+        text: The script itself.
     """
 
     commands: list[list[str]] = field(default_factory=list)
     files: dict[str, str] = field(default_factory=dict)
     unknown: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    text: str = ""
 
 
 @dataclass(frozen=True)
@@ -87,8 +89,8 @@ def read_shell(text: str, variables: Mapping[str, str]) -> ShellScript:
         ConfigError: A quote, a parenthesis or a here-document does not end, or there are too many
             commands.
     """
-    script, values = ShellScript(), Variables(variables)
     text = _FENCE.sub("", text)
+    script, values = ShellScript(text=text), Variables(variables)
     _Reader(text, values, script).read()
     script.commands = [[one.replace(SPACE, " ") for one in words] for words in script.commands]
     script.unknown = values.unknown
@@ -294,6 +296,12 @@ class _Reader:
             self._keep(fields)
 
     def _keep(self, fields: list[str]) -> None:
+        if fields[0].startswith("--"):
+            self.script.notes.append(
+                f"`{' '.join(fields)}` is a command by itself, as the line before it does not end "
+                "with a backslash: it is left out"
+            )
+            return
         self.script.commands.append(fields)
         if len(self.script.commands) > _MOST_COMMANDS:
             raise ConfigError(

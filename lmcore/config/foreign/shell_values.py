@@ -24,6 +24,7 @@ SPACE = "\N{NO-BREAK SPACE}"
 """Sign in place of a space in what is not known, so that it remains one word."""
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _SPECIAL = "@*#?$!-0123456789"
+_DEFAULT_QUOTES = re.compile(r"""(?<!\\)(?:'[^']*'|"(?:[^"\\]|\\.)*")""", re.DOTALL)
 _INDEX = re.compile(r"\[(@|\*|\d+)\]")
 _OPERATORS: Mapping[type, Callable[[int, int], Any]] = {
     ast.Add: operator.add,
@@ -81,8 +82,9 @@ class Variables:
 
     def mark_unknown(self, text: str) -> str:
         """Note a value that is not known; return it as one word."""
-        if text not in self.unknown:
-            self.unknown.append(text)
+        written = text.replace(SPACE, " ")
+        if written not in self.unknown:
+            self.unknown.append(written)
         return re.sub(r"\s+", SPACE, text)
 
     def expanded(self, text: str, *, quoted: bool) -> list[str]:
@@ -100,7 +102,7 @@ class Variables:
                 end += 1
             elif char in {"$", "`"}:
                 end = substitution_end(text, at)
-                first, *more = self._value(text[at:end]) or [""]
+                first, *more = self._value(text[at:end], quoted=quoted) or [""]
                 parts[-1] += first
                 parts += more
             else:
@@ -108,7 +110,7 @@ class Variables:
             at = end
         return parts
 
-    def _value(self, written: str) -> list[str]:
+    def _value(self, written: str, *, quoted: bool) -> list[str]:
         """Return the values of what begins with `$` or a backquote; itself, if it has none."""
         found: list[str] | None = None
         if written == "$":
@@ -119,10 +121,11 @@ class Variables:
         if written.startswith("$(("):
             found = self._arithmetic(written[3:-2])
         elif not written.startswith(("`", "$(")):
-            found = self._parameter(written[2:-1] if written.startswith("${") else written[1:])
+            inner = written[2:-1] if written.startswith("${") else written[1:]
+            found = self._parameter(inner, quoted=quoted)
         return [self.mark_unknown(written)] if found is None else found
 
-    def _parameter(self, inner: str) -> list[str] | None:
+    def _parameter(self, inner: str, *, quoted: bool) -> list[str] | None:
         """Return the values of `${inner}`; None if it has none, or the form is not known."""
         count = inner.startswith("#")
         held = _NAME.match(inner, int(count))
@@ -138,21 +141,48 @@ class Variables:
             values = values[int(index.group(1)) if index else 0 :][:1]
         default = re.match(r"(:?)([-=+?])(.*)", rest, re.DOTALL)
         if default is not None:
-            return self._or_default(held.group(), values, *default.groups())
-        return _cut(values, rest) if values is not None and rest else values
+            return self._or_default(held.group(), values, default, quoted=quoted)
+        if values is None or not rest:
+            return values
+        return _cut(values, "".join(self._unquoted(rest, quoted=False)))
 
     def _or_default(
-        self, name: str, values: list[str] | None, colon: str, sign: str, text: str
+        self, name: str, values: list[str] | None, default: re.Match[str], *, quoted: bool
     ) -> list[str] | None:
+        colon, sign, text = default.groups()
         empty = not values or (colon == ":" and values == [""])
         if sign == "+":
-            return [""] if empty else self.expanded(text, quoted=True)
+            return [""] if empty else self._unquoted(text, quoted=quoted)
         if not empty or sign == "?":
             return values
-        found = self.expanded(text, quoted=True)
+        found = self._unquoted(text, quoted=quoted)
         if sign == "=":
             self.set(name, found)
         return found
+
+    def _unquoted(self, text: str, *, quoted: bool) -> list[str]:
+        """Return the text of a default, or of a pattern, without its own quotes.
+
+        Args:
+            text: The text.
+            quoted: True in double quotes, where single quotes mean themselves.
+        """
+        parts, at = [""], 0
+        for held in _DEFAULT_QUOTES.finditer(text):
+            single = held.group()[0] == "'"
+            if single and quoted:
+                continue
+            first, *more = self.expanded(text[at : held.start()], quoted=True)
+            parts[-1] += first
+            parts += more
+            inner = held.group()[1:-1]
+            first, *more = [inner] if single else self.expanded(inner, quoted=True)
+            parts[-1] += first
+            parts += more
+            at = held.end()
+        first, *more = self.expanded(text[at:], quoted=True)
+        parts[-1] += first
+        return parts + more
 
     def _arithmetic(self, text: str) -> list[str] | None:
         """Return the result of whole numbers with `+ - * / %`; None if a value is missing."""

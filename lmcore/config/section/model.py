@@ -92,9 +92,8 @@ class ModelSection:
                 ("mrope", "yarn"),
                 "use `--position-embedding-type rope`, which gives another model",
             ),
-            "absolute": "use `--position-embedding-type learned_absolute`",
-            "rotary": "use `--position-embedding-type rope`",
         },
+        aliases={"absolute": "learned_absolute", "rotary": "rope"},
         on_resume=CHECKED,
     )
     rotary_base: int = option(

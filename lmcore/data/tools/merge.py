@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import logging
 import time
 from collections.abc import Sequence
@@ -86,7 +87,9 @@ def find_datasets(directory: str | Path) -> list[str]:
     """
     try:
         found = sorted(
-            str(path.with_suffix("")) for path in Path(directory).iterdir() if path.suffix == ".idx"
+            str(path.with_suffix(""))
+            for path in Path(directory).iterdir()
+            if path.suffix == ".idx" and not _is_left_over(path)
         )
     except OSError as error:
         raise DataError(f"cannot read `{directory}`", why=error.strerror or str(error)) from error
@@ -102,6 +105,16 @@ def chosen_datasets(paths: Sequence[str], directory: str | None) -> list[str]:
         DataError: See `find_datasets`.
     """
     return list(map(without_ending, paths)) if directory is None else find_datasets(directory)
+
+
+def _is_left_over(path: Path) -> bool:
+    """Return True for an `X.bin.idx` that `lmcore data repair` left beside its copy `X.idx`."""
+    right = path.with_suffix("").with_suffix(".idx")
+    return (
+        path.name.endswith(".bin.idx")
+        and right.is_file()
+        and filecmp.cmp(path, right, shallow=False)
+    )
 
 
 def merge(prefixes: Sequence[str], output_prefix: str, *, overwrite: bool = False) -> MergeReport:

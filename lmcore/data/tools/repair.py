@@ -8,6 +8,8 @@ or copied if the file system cannot link.
 from __future__ import annotations
 
 import errno
+import filecmp
+import shlex
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -95,6 +97,11 @@ def repair(request: RepairRequest) -> RepairReport:
     target = _target(request, prefix)
     if target != prefix and request.hyphens and request.output_prefix is None:
         found.append(f"`{Path(prefix).name}` is also named `{Path(target).name}`")
+        if Path(prefix).name.count("_") > 1:
+            found.append(
+                f"its corpus is now `{Path(target).name.partition('-')[0]}`, the part before the "
+                "first `-`: if it has another name, give `--output-prefix` in place of `--hyphens`"
+            )
     metadata = read_metadata(prefix)
     with closing(_RepairedFiles(bin_path, idx_path)) as repaired:
         repaired.find(request, metadata, found, Path(f"{target}.idx"))
@@ -133,6 +140,8 @@ def _locate(prefix: str) -> tuple[Path, Path | None, list[str]]:
     for endings in ((".bin", ".bin.bin", ".idx.bin"), (".idx", ".bin.idx", ".idx.idx")):
         candidates = [Path(f"{prefix}{ending}") for ending in endings]
         existing = [path for path in candidates if path.is_file()]
+        if len(existing) == 2 and filecmp.cmp(existing[0], existing[1], shallow=False):
+            existing.pop()  # an earlier repair wrote the other one from it
         if len(existing) > 1:
             raise DataError(
                 f"both `{existing[0]}` and `{existing[1]}` exist",
@@ -144,7 +153,12 @@ def _locate(prefix: str) -> tuple[Path, Path | None, list[str]]:
     bin_path, idx_path = paths
     if bin_path is None:
         raise DataError(
-            f"no such file: `{prefix}.bin`", why="a dataset cannot be repaired without its tokens"
+            f"no such file: `{prefix}.bin`",
+            why="a dataset cannot be repaired without its tokens",
+            hint="PREFIX is one dataset; for each of a directory: "
+            f'`for one in {shlex.quote(prefix)}/*.bin; do lmcore data repair "$one"; done`'
+            if Path(prefix).is_dir()
+            else None,
         )
     return bin_path, idx_path, found
 

@@ -105,6 +105,7 @@ def test_a_value_is_given_for_a_variable(
     "launch,start",
     [
         ("python", "lmcore train run.yaml"),
+        ("srun", "srun lmcore train run.yaml"),
         ("torchrun --nproc_per_node=8", "lmcore train run.yaml --nproc-per-node 8"),
         (
             "python -m torch.distributed.launch --nproc_per_node 4 --nnodes 1",
@@ -204,6 +205,89 @@ def test_what_is_no_training_is_refused(
         words = [script(tmp_path), *words]
     with pytest.raises(ConfigError, match=what):
         run(words)
+
+
+@pytest.mark.parametrize(
+    "text,why,hint",
+    [
+        ("bash ./train.sh", "`bash ./train.sh` runs another script", "`lmcore migrate ./train.sh`"),
+        (
+            'source helpers.sh\nexport run_cmd="${run_cmd}"\neval "${run_cmd}"',
+            "`${run_cmd}` is the value of a variable without a value",
+            "let the script print the command",
+        ),
+        ("python u/get_meta_data.py a", "in its place: `lmcore data weights", "lmcore migrate --"),
+        ("A=1\ntorchrun ./pretrain_<model>.py", "line 2 has `pretrain_<model>.py`", "migrate --"),
+    ],
+)
+def test_a_script_without_training_says_what_it_has(
+    text: str, why: str, hint: str, tmp_path: Path
+) -> None:
+    """Scripts that start others, a sourced command, programs by hand, and places to fill in."""
+    with pytest.raises(ConfigError) as caught:
+        run([script(tmp_path, text)])
+    assert why in str(caught.value.why)
+    assert hint in str(caught.value.hint)
+
+
+def test_a_program_may_start_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A script that runs `./pretrain_gpt.py` has no launcher."""
+    words = [script(tmp_path, "./pretrain_gpt.py --num-layers 2")]
+    assert "start it by:  lmcore train run.yaml\n" in migrated(words, capsys)[1]
+
+
+def test_a_command_that_is_printed_first_counts_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """BLOOM's job has `echo $CMD`, whose quotes the shell keeps, before it runs the command."""
+    text = "CMD=\"pretrain_gpt.py --num-layers 3 --pp-partition-method 'type:a|b'\"\necho $CMD\n"
+    settings, report = migrated([script(tmp_path, text + 'srun bash -c "python $CMD"\n')], capsys)
+    assert "num_layers: 3" in settings
+    assert "start it by:  srun lmcore train run.yaml" in report
+    assert "num_layers: 3" in migrated([script(tmp_path, text)], capsys)[0]
+
+
+def test_an_engine_file_of_another_machine_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The settings of the flags keep their sources without it."""
+    words = ["--num-layers", "2", "--deepspeed", "--deepspeed_config=/none/ds.json"]
+    settings, report = migrated(["python", "pretrain_gpt_alcf.py", *words], capsys)
+    assert re.search(r"num_layers: 2 +# --num-layers 2", settings)
+    assert "cannot read DeepSpeed's file `/none/ds.json`" in report
+
+
+def test_settings_without_data_say_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """A flag that is replaced would leave a run with the bundled text."""
+    words = ["python", "pretrain_gpt.py", "--num-layers", "2"]
+    assert "name no data" in migrated([*words, "--train-weighted-split-paths-path", "x"], capsys)[1]
+    assert "name no data" not in migrated([*words, "--data-path", "x"], capsys)[1]
+
+
+@pytest.mark.parametrize("output", ["{0}/run.yaml", "../other/run.yaml", "configs/a/run.yaml"])
+def test_paths_are_those_of_the_script(
+    output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A path of the script means the same file, wherever the settings are written."""
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    path = Path(output.format(tmp_path / "other"))
+    path.parent.mkdir(parents=True)
+    words = ["--output", str(path), "python", "pretrain_gpt.py", "--save", "ck/gpt"]
+    assert run(words) == 0
+    saved = load_config([str(path)]).config.checkpoint.save
+    assert saved is not None
+    assert Path(saved).resolve() == work / "ck/gpt"
+
+
+@pytest.mark.parametrize("word,here", [("absolute", "learned_absolute"), ("rotary", "rope")])
+def test_values_of_bigscience(word: str, here: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its names of positional encodings are understood."""
+    words = ["--position-embedding-type", word, "--max-absolute-position-embeddings", "64"]
+    settings, _ = migrated(["python", "pretrain_gpt.py", *words], capsys)
+    assert f"position_embedding_type: {here} " in settings
+    assert "max_position_embeddings: 64" in settings
 
 
 def test_two_trainings_are_refused(tmp_path: Path) -> None:

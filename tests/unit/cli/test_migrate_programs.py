@@ -97,6 +97,24 @@ GPT2 = "--tokenizer-type GPT2BPETokenizer --vocab-file v.json --merge-file m.txt
             ),
         ),
         (
+            (
+                "tools/create_doc_index.py --ict-load a --data-path d --num-layers 2 "
+                "--block-data-path b --indexer-batch-size 8 --batch-size 4"
+            ),
+            "lmcore index build --ict-load a --data-path d --output b --micro-batch-size 8",
+        ),
+        (
+            (
+                "tasks/main.py --task RACE --train-data t --valid-data u v --num-layers 2 "
+                "--pretrained-checkpoint c --save s --fp16 --weight-decay 0.5 --epochs 3 "
+                "--eval-iters 10"
+            ),
+            (
+                "lmcore evaluate c --task race --finetune --train-data t --valid-data u v --save s "
+                "--epochs 3 -- --num-layers 2 --precision fp16 --weight-decay 0.5"
+            ),
+        ),
+        (
             "tools/convert_checkpoint/deepspeed_to_megatron.py --input_folder a --output_folder b",
             "lmcore checkpoint convert a b --to megatron --megatron-names legacy",
         ),
@@ -176,6 +194,15 @@ def test_an_incomplete_command_says_what_is_missing(capsys):
     """A task without its file is shown as far as it goes, with the reason."""
     assert run(["--", "python", "tasks/main.py", "--task", "LAMBADA", "--load", "x"]) == 0
     assert "incomplete: `--task LAMBADA` needs `--valid-data FILE`" in capsys.readouterr().err
+
+
+def test_a_conversion_without_a_target_is_incomplete(capsys):
+    """The layout to write is no layout of the checkpoint, and the directory is asked for."""
+    flags = "--target-pipeline-model-parallel-size 2 --load a"
+    assert run(["--", "python", "tools/merge_mp_partitions.py", *flags.split()]) == 0
+    err = capsys.readouterr().err
+    assert "incomplete: no directory to write is given: add TARGET" in err
+    assert re.search(r"parallel-size 2 +renamed: --pipeline-model-parallel-size", err)
 
 
 PROGRAMS = {

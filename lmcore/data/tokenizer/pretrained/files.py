@@ -8,6 +8,7 @@ directory is never run, and nothing is downloaded.
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,12 @@ def _chat_files(directory: Path) -> list[Path]:
     return found
 
 
+def _hub_name(path: Path) -> str:
+    """Return a path that may be a name of a hub, `t5-small` or `owner/name`; else `NAME`."""
+    is_name = not path.is_absolute() and len(path.parts) <= 2 and ".." not in path.parts
+    return shlex.quote(str(path)) if is_name else "NAME"
+
+
 def _pipeline_path(path: Path, flag: str) -> Path:
     if path.is_file():
         return path
@@ -144,7 +151,8 @@ def _pipeline_path(path: Path, flag: str) -> Path:
         raise DataError(
             f"`{flag} {path}`: no such directory",
             why="a tokenizer is read from disk; nothing is downloaded",
-            hint="download it first, for example with `hf download NAME --local-dir DIRECTORY`",
+            hint="download it first, for example with "
+            f"`hf download {_hub_name(path)} --local-dir DIRECTORY`",
         )
     pipeline = path / _PIPELINE
     if not pipeline.is_file():

@@ -20,6 +20,12 @@ python pretrain $A "$B" $B ${C} "$D" ${A}b pre$A""",
     "defaults": """
 A= ; N=4
 python pretrain ${X:-one} "${X-two words}" ${A:-three} ${A-four} ${N:+five} ${X:+six} ${Y:=7} $Y""",
+    "quoted defaults": """
+N=4
+D="a b"
+export IN=${IN:-"/data/in"}
+python pretrain ${X:-"one"} "${Y:-"two $N"}" ${Z:-'$N'} "${Z:-'$N'}" ${W:-"a"/b$N"c"} ${Q:="q"} \
+    $Q $IN/x ${D##"a "} ${D:+"set"} """,
     "lines": """
 ARGS=" \\
     --num-layers 2 \\
@@ -148,6 +154,26 @@ def test_a_place_to_fill_in_is_noted() -> None:
     read = read_shell("V=<path to file>/vocab.json\npython pretrain --vocab-file $V", {})
     assert read.commands == [["python", "pretrain", "--vocab-file", "<path to file>/vocab.json"]]
     assert read.unknown == ["<path to file>"]
+
+
+def test_a_place_to_fill_in_may_have_marks() -> None:
+    """A page's own marks inside such a place are part of it."""
+    read = read_shell("A=<same as in <a href=#x>training</a> above>\npython pretrain $A", {})
+    assert read.unknown == ["<same as in <a href=#x>training</a> above>"]
+    assert read.commands == [["python", "pretrain", "<same as in <a href=#x>training</a> above>"]]
+
+
+def test_a_line_without_its_backslash_is_noted() -> None:
+    """BigScience's page has `--load $X` without a backslash before `--save`."""
+    read = read_shell("python merge.py \\\n--load a\n--save b\n", {})
+    assert read.commands == [["python", "merge.py", "--load", "a"]]
+    assert [note.partition(" is ")[0] for note in read.notes] == ["`--save b`"]
+
+
+def test_the_same_unknown_value_is_noted_once() -> None:
+    """A value that was expanded before is the same one."""
+    read = read_shell('A=$(hostname -f)\nC="pretrain --host $A"\nbash -c "python $C"', {})
+    assert read.unknown == ["$(hostname -f)"]
 
 
 def test_a_command_of_a_document_is_read() -> None:

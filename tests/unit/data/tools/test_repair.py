@@ -20,6 +20,7 @@ from lmcore.data.indexed import idx_writer, token_scan
 from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.indexed.idx_reader import read_index
 from lmcore.data.indexed.metadata import DatasetMetadata, read_metadata, verify_files
+from lmcore.data.tools.merge import find_datasets
 from lmcore.data.tools.repair import RepairRequest, hyphenated, repair
 
 
@@ -307,6 +308,28 @@ def test_two_files_for_one(tmp_path):
     (tmp_path / "x.bin.idx").write_bytes(b"other")
     with pytest.raises(DataError, match=r"both .* exist"):
         repair(RepairRequest(prefix))
+
+
+def test_a_repair_can_be_repeated(tmp_path):
+    """The file that an earlier repair left is no second index, and no second dataset."""
+    prefix = write(tmp_path / "c4_en_00000", [[[1, 2]]])
+    (tmp_path / "c4_en_00000.idx").rename(tmp_path / "c4_en_00000.bin.idx")
+    repair(RepairRequest(prefix))
+    assert repair(RepairRequest(prefix)).found == ()
+    assert find_datasets(tmp_path) == [prefix]
+    report = repair(RepairRequest(prefix, hyphens=True))
+    assert report.prefix == f"{tmp_path}/c4-en-00000"
+    assert [one for one in report.found if "its corpus is now `c4`" in one]
+    (tmp_path / "c4_en_00000.bin.idx").unlink()  # a link to the same file
+    (tmp_path / "c4_en_00000.bin.idx").write_bytes(b"other")
+    assert len(find_datasets(tmp_path)) == 3
+
+
+def test_a_directory_is_no_dataset(tmp_path):
+    """The hint has the command for each dataset of it."""
+    with pytest.raises(DataError, match="without its tokens") as caught:
+        repair(RepairRequest(f"{tmp_path}"))
+    assert f"for one in {tmp_path}/*.bin" in caught.value.hint
 
 
 def test_hyphens(tmp_path):

@@ -252,6 +252,14 @@ def test_names_are_not_fetched(tmp_path: Path) -> None:
     assert "nothing is downloaded" in str(caught.value.why)
 
 
+@pytest.mark.parametrize("path,name", [("t5-small", "t5-small"), ("/data/t5", "NAME")])
+def test_the_download_is_named(path: str, name: str) -> None:
+    """A path that may be a name of a hub is part of the command that downloads it."""
+    with pytest.raises(DataError) as caught:
+        build_tokenizer("PretrainedFromHF", tokenizer_name_or_path=path)
+    assert f"hf download {name} --local-dir" in str(caught.value.hint)
+
+
 def test_one_path(tmp_path: Path) -> None:
     """Two paths, and none, are refused."""
     both = {"tokenizer_model": str(tmp_path), "tokenizer_name_or_path": str(tmp_path)}
