@@ -105,14 +105,21 @@ def pbs(argv: list[str]) -> int:
 
 def split_launch(kind: str, argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the flags of `lmcore launch`, each with one value, and the words of the command."""
-    switches = {flag for one in _options(kind).values() if one.type is bool for flag in one.flags}
+    options = _options(kind).values()
+    switches = {flag for one in options if one.type is bool for flag in one.flags}
+    passed_on = {flag for one in options if one.metavar == "OPTION" for flag in one.flags}
+    flags: list[str] = []
     index = 0
     while index < len(argv) and argv[index].startswith("-") and argv[index] != "--":
         name = argv[index].partition("=")[0].replace("_", "-")
         alone = name in switches or name in {"-h", "--help"} or "=" in argv[index]
-        index += 1 if alone else 2
+        given = argv[index : index + (1 if alone else 2)]
+        index += len(given)
+        if len(given) == 2 and name in passed_on:  # its value may look like a flag
+            given = [f"{name}={given[1]}"]
+        flags += given
     rest = list(argv[index:])
-    return list(argv[:index]), rest[1:] if rest[:1] == ["--"] else rest
+    return flags, rest[1:] if rest[:1] == ["--"] else rest
 
 
 def _options(kind: str) -> dict[str, Option]:

@@ -133,12 +133,13 @@ PYXIS = ("--container", "/shared/a.sqsh", "--container-runtime", "pyxis")
 def test_pyxis(own: str | None, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Processes in pyxis' containers begin where the job does, and share a secret."""
     stand_in("srun", 'printf "%s\\n" "$@" "$LMCORE_SECRET"')
-    options = () if own is None else (f"--srun-options={own}",)
+    options = () if own is None else ("--srun-options", own, "--directives", "--exclusive")
     text = rendered("slurm", *NODES, *PYXIS, *options, *TRAIN, capsys=capsys)
     shown = run_script(text, LMCORE_SECRET="").splitlines()
     assert [one for one in shown if one.startswith("--container-workdir")] == [
         own or f"--container-workdir={folder}"
     ]
+    assert ("#SBATCH --exclusive" in text) == (own is not None)
     assert re.fullmatch("[0-9a-f]{64}", shown[-2])
     assert run_script(text, LMCORE_SECRET="").splitlines()[-2] != shown[-2]
     assert run_script(text, LMCORE_SECRET="0" * 32).splitlines()[-2] == "0" * 32
