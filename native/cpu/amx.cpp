@@ -8,6 +8,7 @@
 
 #include "avx512.hpp"
 
+#include "activation.hpp"
 #include "adamw.hpp"
 #include "attention.hpp"
 #include "matrix_units.hpp"
@@ -29,7 +30,7 @@ void project_all(const Projection &call, std::int64_t first_block, std::int64_t 
 
 const Kernels *amx_kernels() {
   static constexpr Kernels kernels{"amx", kBlock, kStepInputs, project_all,
-                                   attend, adamw, attend_sequences};
+                                   attend, adamw, attend_sequences, activate};
   return &kernels;
 }
 

@@ -44,12 +44,16 @@ struct Lanes {
     return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
   }
   static void store(float *to, Vector values) { _mm256_storeu_ps(to, values); }
+  // To nearest, ties to even; NaN stays NaN.
   static void store(std::uint16_t *to, Vector values) {
-    float wide[kCount];
-    store(wide, values);
-    for (int i = 0; i < kCount; ++i) {
-      to[i] = to_bfloat16(wide[i]);
-    }
+    const __m256i bits = _mm256_castps_si256(values);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i half = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF));
+    const __m256i rounded = _mm256_srli_epi32(_mm256_add_epi32(bits, half), 16);
+    const __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(values, values, _CMP_UNORD_Q));
+    const __m256i found = _mm256_blendv_epi8(rounded, _mm256_set1_epi32(0x7FC0), is_nan);
+    _mm_storeu_si128(reinterpret_cast<__m128i *>(to),
+                     _mm_packus_epi32(_mm256_castsi256_si128(found), _mm256_extracti128_si256(found, 1)));
   }
   static void stream(float *to, Vector values) { _mm256_stream_ps(to, values); }  // to is aligned
   static void fence() { _mm_sfence(); }
@@ -69,6 +73,7 @@ struct Lanes {
 }  // namespace
 }  // namespace lmcore::cpu
 
+#include "activation.hpp"
 #include "adamw.hpp"
 #include "attention.hpp"
 #include "projection.hpp"
@@ -76,7 +81,7 @@ struct Lanes {
 namespace lmcore::cpu {
 
 const Kernels *avx2_kernels() {
-  static constexpr Kernels kernels{"avx2", kBlock, 0, project, attend, adamw, nullptr};
+  static constexpr Kernels kernels{"avx2", kBlock, 0, project, attend, adamw, nullptr, activate};
   return &kernels;
 }
 

@@ -6,6 +6,7 @@
 
 #include "avx512.hpp"
 
+#include "activation.hpp"
 #include "adamw.hpp"
 #include "attention.hpp"
 #include "projection.hpp"
@@ -13,7 +14,7 @@
 namespace lmcore::cpu {
 
 const Kernels *avx512_kernels() {
-  static constexpr Kernels kernels{"avx512", kBlock, 0, project, attend, adamw, nullptr};
+  static constexpr Kernels kernels{"avx512", kBlock, 0, project, attend, adamw, nullptr, activate};
   return &kernels;
 }
 

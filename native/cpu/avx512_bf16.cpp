@@ -7,6 +7,7 @@
 
 #include "avx512.hpp"
 
+#include "activation.hpp"
 #include "adamw.hpp"
 #include "attention.hpp"
 #include "projection.hpp"
@@ -15,7 +16,7 @@
 namespace lmcore::cpu {
 
 const Kernels *avx512_bf16_kernels() {
-  static constexpr Kernels kernels{"avx512_bf16", kBlock, 0, project, attend, adamw, attend_sequences};
+  static constexpr Kernels kernels{"avx512_bf16", kBlock, 0, project, attend, adamw, attend_sequences, activate};
   return &kernels;
 }
 

@@ -1,7 +1,7 @@
 // Kernels for the CPU, for each instruction set: lmcore_cpu/kernel/native.py.
 //
-// amx.cpp, avx512_bf16.cpp, avx512.cpp and avx2.cpp include the templates of adamw.hpp, attention.hpp and
-// projection.hpp with their vectors; the first two sequence_attention.hpp too.
+// amx.cpp, avx512_bf16.cpp, avx512.cpp and avx2.cpp include the templates of activation.hpp, adamw.hpp,
+// attention.hpp and projection.hpp with their vectors; the first two sequence_attention.hpp too.
 
 #pragma once
 
@@ -92,6 +92,20 @@ struct SequenceAttention {
   float scale;            // of scores
 };
 
+// GELU of x + bias in its tanh form, or SwiGLU where there is no bias.  With y_grad the backward pass, without
+// it the forward pass.
+struct Activation {
+  Type type;           // of all arrays but those of the bias: kFloat32 or kBfloat16
+  const void *x;       // [M, F], or [M, 2, F]: gate, then up; contiguous
+  const float *bias;   // [F]; null: SwiGLU
+  void *y;             // [M, F]
+  const void *y_grad;  // [M, F]
+  void *x_grad;        // as x
+  float *bias_grad;    // [F]
+  std::int64_t rows;
+  std::int64_t columns;  // F, a multiple of 16
+};
+
 // Arrays of a weight.
 struct AdamwTensor {
   const float *from[4];  // weight, first and second moment, gradient
@@ -123,6 +137,8 @@ struct Kernels {
   void (*adamw)(const AdamwStep &, const AdamwTensor &, std::int64_t start, std::int64_t end);
   // Computes the heads from first to end of all sequences, numbered in order; null: not here.
   void (*attend_sequences)(const SequenceAttention &, std::int64_t first, std::int64_t end);
+  // Computes the columns from first to end, multiples of 16, of all rows.
+  void (*activate)(const Activation &, std::int64_t first, std::int64_t end);
 };
 
 // Null where the compiler cannot build them.

@@ -265,6 +265,39 @@ void attend_sequences(const std::string &instructions, const std::vector<RowsGiv
              });
 }
 
+constexpr std::int64_t kColumnsOfPart = 16;
+
+// See Activation.  arrays: x, bias or 0, y; for the backward pass x, bias or 0, y_grad, x_grad, bias_grad or 0.
+void activate(const std::string &instructions, bool is_bfloat16,
+              const std::vector<std::uintptr_t> &arrays, std::int64_t rows, std::int64_t columns,
+              int threads) {
+  const Kernels *const kernels = required(instructions);
+  if ((arrays.size() != 3 && arrays.size() != 5) || rows < 1 || columns < 1 ||
+      columns % kColumnsOfPart != 0) {
+    throw std::invalid_argument("not rows of an activation");
+  }
+  Activation call{};
+  call.type = is_bfloat16 ? Type::kBfloat16 : Type::kFloat32;
+  call.x = reinterpret_cast<const void *>(arrays[0]);
+  call.bias = reinterpret_cast<const float *>(arrays[1]);
+  if (arrays.size() == 3) {
+    call.y = reinterpret_cast<void *>(arrays[2]);
+  } else {
+    call.y_grad = reinterpret_cast<const void *>(arrays[2]);
+    call.x_grad = reinterpret_cast<void *>(arrays[3]);
+    call.bias_grad = reinterpret_cast<float *>(arrays[4]);
+  }
+  call.rows = rows;
+  call.columns = columns;
+  py::gil_scoped_release released;
+  const std::int64_t parts = columns / kColumnsOfPart;
+  on_threads(threads_for(rows * columns, parts, threads),
+             [&](std::int64_t thread, std::int64_t of) {
+               kernels->activate(call, parts * thread / of * kColumnsOfPart,
+                                 parts * (thread + 1) / of * kColumnsOfPart);
+             });
+}
+
 constexpr std::int64_t kAdamwPart = 1 << 14;  // elements
 
 struct AdamwPart {
@@ -331,7 +364,7 @@ py::dict blocks() {
 PYBIND11_MODULE(_kernels, module) {
   using lmcore::cpu::ConstantProjection;
   module.doc() = "Kernels for the CPU; lmcore_cpu.kernel.native says when they are used.";
-  module.attr("INTERFACE") = 4;  // as in lmcore_cpu/kernel/native.py
+  module.attr("INTERFACE") = 5;  // as in lmcore_cpu/kernel/native.py
   module.def("blocks", &lmcore::cpu::blocks,
              "Return Blocks by instruction set, the fastest first: see lmcore_cpu/kernel/native.py.");
   module.def("has_threads", [] { return lmcore::cpu::openmp().found(); },
@@ -340,6 +373,8 @@ PYBIND11_MODULE(_kernels, module) {
              "Write a key and a value into each slot, and attend to all of the slot.");
   module.def("attend_sequences", &lmcore::cpu::attend_sequences,
              "Compute attention of whole sequences in bfloat16, or its gradients.");
+  module.def("activate", &lmcore::cpu::activate,
+             "Compute an activation of the feed-forward layer, or its gradients.");
   module.def("adamw", &lmcore::cpu::adamw, "Update weights and moments by a step of AdamW.");
   py::class_<ConstantProjection>(module, "ConstantProjection")
       .def(py::init<const std::string &, std::uintptr_t, int, std::int64_t, std::int64_t,

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from lmcore.contract.op import torch_kernels
-from lmcore_cpu.kernel import few_rows, native, processor, sequence_attention
+from lmcore.contract.op import reference, torch_kernels
+from lmcore_cpu.kernel import activation, few_rows, native, processor, sequence_attention
 from lmcore_cpu.kernel.few_rows import PackedWeight
 from lmcore_cpu.kernel.next_token_attention import next_token_attention
 from lmcore_cpu.kernel.weight_memory import new_weight
@@ -326,3 +326,52 @@ def test_what_the_kernel_of_sequences_does_not_compute_goes_another_way() -> Non
         assert torch.equal(sequence_attention.attention(*given, causal=True, **rest), expected)
     with torch.autocast("cpu", torch.bfloat16):
         assert sequence_attention.attention(q, q, q, causal=True).dtype == torch.bfloat16
+
+
+ACTIVATIONS = {"bias_gelu": activation.bias_gelu, "swiglu": activation.swiglu}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_an_activation(
+    name: str, dtype: torch.dtype, give_facts: Callable[..., None], instructions: str
+) -> None:
+    """Output and gradients are those of the reference in float64, rounded."""
+    give_facts(instructions=(instructions,))
+    columns = 1040 if name == "bias_gelu" else 2 * 528
+    x, bias = 3 * numbers(2, 150, columns), numbers(columns, seed=1)
+    x[0, 0, :8] = torch.tensor([0.0, -0.0, 30.0, -30.0, 1e4, -1e4, 1e-30, -88.0])
+    grad = numbers(2, 150, 1040 if name == "bias_gelu" else 528, seed=2)
+    given = [x.to(dtype), bias][: 2 if name == "bias_gelu" else 1]
+
+    def run(compute: Callable[..., torch.Tensor], *, wide: bool) -> list[torch.Tensor]:
+        inputs = [one.to(torch.float64 if wide else one.dtype, copy=True) for one in given]
+        for one in inputs:
+            one.requires_grad_()
+        out = compute(*inputs)
+        out.backward(grad.to(dtype).to(out.dtype))
+        return [out.detach(), *(one.grad for one in inputs)]
+
+    found, exact = run(ACTIVATIONS[name], wide=False), run(getattr(reference, name), wide=True)
+    unit = 2**-8 if dtype == torch.bfloat16 else 2e-6
+    for one, truth in zip(found, exact, strict=True):
+        summed = 4 if one.ndim == 1 else 1  # the bias's gradient is a sum over 300 rows
+        torch.testing.assert_close(one.double(), truth, rtol=unit, atol=4 * unit * summed)
+    assert [one.dtype for one in found] == [dtype, *(one.dtype for one in given)]
+    infinite = x.clone()
+    infinite[1, 3, 5] = float("nan")
+    out = ACTIVATIONS[name](infinite.to(dtype), *given[1:])
+    assert out.isnan().nonzero().tolist() == [[1, 3, 5]]
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_an_activation_of_other_sizes_dtypes_and_layouts(name: str) -> None:
+    """What is no multiple of a vector, or float64, goes torch's way; rows may be strided."""
+    wide, narrow = torch.float64, torch.float32
+    for size, dtype in (((3, 18), narrow), ((3, 32), wide), ((0, 32), narrow)):
+        x = numbers(*size).to(dtype)
+        given = (x, numbers(size[1], seed=1).to(dtype)) if name == "bias_gelu" else (x,)
+        torch.testing.assert_close(ACTIVATIONS[name](*given), getattr(reference, name)(*given))
+    x = numbers(32, 7).t()
+    given = (x, numbers(32, seed=1)) if name == "bias_gelu" else (x,)
+    torch.testing.assert_close(ACTIVATIONS[name](*given), getattr(reference, name)(*given))

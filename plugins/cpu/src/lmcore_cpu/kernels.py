@@ -10,7 +10,7 @@ import dataclasses
 from lmcore.contract import OpContext, OpImpl, Reject
 from lmcore.contract.torch_versions import GROUPED_CPU_ATTENTION
 from lmcore_cpu import ipex
-from lmcore_cpu.kernel.native import SEQUENCE_CHANNELS
+from lmcore_cpu.kernel.native import ACTIVATION_COLUMNS, SEQUENCE_CHANNELS
 from lmcore_cpu.kernel.processor import facts
 
 __all__ = ["IPEX_KERNELS", "KERNELS", "kernels"]
@@ -100,6 +100,17 @@ def _compiled_sequences(context: OpContext) -> Reject | None:
     return _sequences(context)
 
 
+def _activation(context: OpContext) -> Reject | None:
+    """Refuse compiled blocks, other dtypes, sizes that leave a vector in part, and no kernel."""
+    if context.dtype not in {"float32", "bfloat16"}:
+        return Reject(f"computes in float32 and bfloat16, not {context.dtype}")
+    if context.attributes.get("ffn_hidden_size", ACTIVATION_COLUMNS) % ACTIVATION_COLUMNS:
+        return Reject(f"is for a multiple of {ACTIVATION_COLUMNS} channels")
+    if facts().kernels is None:
+        return Reject("there is no compiled kernel for this processor")
+    return _uncompiled(context)
+
+
 def _uncompiled(context: OpContext) -> Reject | None:
     """Refuse compiled blocks, whose compiler fuses the reference with the surrounding code."""
     if context.attributes.get("compile"):
@@ -168,7 +179,23 @@ KERNELS: tuple[OpImpl, ...] = (
         supports=_blas,
         traits=_DETERMINISTIC,
     ),
+    OpImpl(
+        "bias_gelu",
+        "native",
+        "lmcore_cpu.kernel.activation:bias_gelu",
+        priority=15,
+        supports=_activation,
+        traits=_FUSED,
+    ),
     OpImpl("bias_gelu", "torch", f"{_OPS}:bias_gelu", traits=_DETERMINISTIC),
+    OpImpl(
+        "swiglu",
+        "native",
+        "lmcore_cpu.kernel.activation:swiglu",
+        priority=15,
+        supports=_activation,
+        traits=_FUSED,
+    ),
     OpImpl("swiglu", "in-place", f"{_ELEMENTWISE}:swiglu", supports=_uncompiled, traits=_FUSED),
     OpImpl(
         "bias_dropout_add",

@@ -13,12 +13,22 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["SEQUENCE_CHANNELS", "ConstantProjection", "Kernels", "module", "reason"]
+__all__ = [
+    "ACTIVATION_COLUMNS",
+    "SEQUENCE_CHANNELS",
+    "ConstantProjection",
+    "Kernels",
+    "module",
+    "reason",
+]
+
+ACTIVATION_COLUMNS = 16
+"""Divisor of the columns in `activate`."""
 
 SEQUENCE_CHANNELS = 32
 """Divisor of the channels of a head in `attend_sequences`."""
 
-_INTERFACE = 4
+_INTERFACE = 5
 """Version of the signatures, also in `native/cpu/module.cpp`; raise both with every change."""
 
 
@@ -92,6 +102,28 @@ class Kernels(Protocol):
             sizes: Sequences, heads, heads of keys, queries, keys, channels.
             causal: True to hide keys after their query.
             scale: Factor of scores.
+            threads: Number of threads.
+        """
+
+    def activate(
+        self,
+        instructions: str,
+        is_bfloat16: bool,  # noqa: FBT001 - the signature is C++'s
+        arrays: Sequence[int],
+        rows: int,
+        columns: int,
+        threads: int,
+        /,
+    ) -> None:
+        """Compute GELU of x + bias, SwiGLU, or gradients: see `Activation` in C++.
+
+        Args:
+            instructions: Instruction set.
+            is_bfloat16: True if x, y and their gradients are bfloat16, False if they are float32.
+            arrays: Addresses of x, the bias, which is float32, or 0 for SwiGLU, and y; for
+                gradients of x, the bias, and the gradients of y, x and the bias.
+            rows: Number of rows.
+            columns: Columns of y.
             threads: Number of threads.
         """
 
