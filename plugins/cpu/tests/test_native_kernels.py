@@ -336,7 +336,7 @@ ACTIVATIONS = {"bias_gelu": activation.bias_gelu, "swiglu": activation.swiglu}
 def test_an_activation(
     name: str, dtype: torch.dtype, give_facts: Callable[..., None], instructions: str
 ) -> None:
-    """Output and gradients are those of the reference in float64, rounded."""
+    """Output and gradients are near the reference in float64, rounded."""
     give_facts(instructions=(instructions,))
     columns = 1040 if name == "bias_gelu" else 2 * 528
     x, bias = 3 * numbers(2, 150, columns), numbers(columns, seed=1)
@@ -366,7 +366,7 @@ def test_an_activation(
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_an_activation_of_other_sizes_dtypes_and_layouts(name: str) -> None:
-    """What is no multiple of a vector, or float64, goes torch's way; rows may be strided."""
+    """Torch computes partial vectors and float64; rows may be strided."""
     wide, narrow = torch.float64, torch.float32
     for size, dtype in (((3, 18), narrow), ((3, 32), wide), ((0, 32), narrow)):
         x = numbers(*size).to(dtype)
