@@ -35,10 +35,11 @@ class OpBinding:
 
         Args:
             op: Name of the op.
-            attributes: All attributes that the op's spec declares but `compile`, by the names of
-                `OpAttributes`.
+            attributes: All attributes that the op's spec declares, by the names of `OpAttributes`;
+                `compile` and `score_bias` may be left out.
         """
         spec = self.table.specs[op]
-        values = {"compile": self.compile, **attributes} if spec.attributes else attributes
+        usual = {"compile": self.compile, "score_bias": None}  # families of plugins may lack these
+        values = {name: usual[name] for name in usual if name in spec.attributes} | attributes
         assert values.keys() == set(spec.attributes), f"`{op}` is bound with {sorted(values)}"
         return self.table.bind(op, op_context(spec, self.device_type, self.dtype, values))

@@ -242,6 +242,7 @@ _ATTRIBUTES: Mapping[str, Callable[[Arguments], dict[str, Any]]] = {
         "causal": bool(of["causal"]),
         "masked": of["mask"] is not None,
         "dropout": float(of["dropout"]),
+        "score_bias": (of["mask"] is not None and of["mask"].is_floating_point()) or None,
     },
     "layer_norm": lambda of: {"hidden_size": of["x_BSH"].shape[-1]},
     "rms_norm": lambda of: {"hidden_size": of["x_BSH"].shape[-1]},

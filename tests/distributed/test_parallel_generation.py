@@ -27,6 +27,13 @@ WORKER = Path(__file__).with_name("generation_worker.py")
 SHAPES = {
     # The rows of the vocabulary are no multiple of the ranks.
     "gpt": ModelShape(3, 32, 4, 48, 64, 261, init_method_std=0.3),
+    # The slopes of a rank's heads are not those of the first heads.
+    "alibi": ModelShape(
+        *(3, 32, 4, 48, 64, 261),
+        init_method_std=0.3,
+        position_embedding_type="alibi",
+        embed_layernorm=True,
+    ),
     "llama": ModelShape(
         4,
         32,

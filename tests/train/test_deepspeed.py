@@ -152,6 +152,19 @@ def test_a_llama(train_once: Any, run: Any, file: Any) -> None:
     assert farthest_gradient(sharded, native) < CLOSE_MOMENT
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_bloom(train_once: Any, run: Any, file: Any, stage: int) -> None:
+    """ALiBi and the norm of the embeddings compute as in a native process."""
+    same = f"{STEPS} --position-embedding-type alibi --embed-layernorm"
+    native = train_once(same)
+    sharded = completed(
+        run("sharded", f"{same} --engine deepspeed --zero-stage {stage} {file(SHARD_ALL)}")
+    )
+    assert_equal_runs(sharded, native)
+    assert farthest_gradient(sharded, native) < CLOSE_MOMENT
+
+
 @pytest.mark.parametrize(
     "stage", [1, *(pytest.param(stage, marks=pytest.mark.full) for stage in (2, 3))]
 )

@@ -187,17 +187,6 @@ def _encoding(loaded: LoadedConfig) -> Problems:
     )
 
 
-def _biased_attention(loaded: LoadedConfig) -> Problems:
-    chosen = [one for one in loaded.config.accelerator.ops if one.partition("=")[0] == "attention"]
-    if chosen and loaded.config.model.position_embedding_type == "alibi":
-        yield ConfigError(
-            f"`--ops {' '.join(chosen)}` cannot be combined with "
-            f"{loaded.shown('position_embedding_type')}",
-            why="no kernel of the op adds a bias to the scores: torch's attention computes it",
-            hint="leave it out",
-        )
-
-
 def _positions(loaded: LoadedConfig) -> Problems:
     model = loaded.config.model
     length, positions = model.seq_length, model.max_position_embeddings
@@ -239,7 +228,6 @@ MODEL_RULES: tuple[Rule, ...] = (
     _gate,
     _decoder_parts,
     _encoding,
-    _biased_attention,
     _positions,
     _rotation,
 )

@@ -40,12 +40,17 @@ class OpAttributes:
     rotary_dim: int | None = option(None, "Channels of a head that are rotated.", minimum=2)
     vocab_size: int | None = option(None, "Entries of the padded vocabulary.", minimum=1)
     compile: bool = option(False, "The op is called in a compiled block.")
+    score_bias: bool | None = option(
+        None, "The mask is a bias, which is added to the scores, such as ALiBi's."
+    )
 
 
 TRAITS: Mapping[str, str] = MappingProxyType(
     {
         "deterministic": "Equal inputs and an equal random state give equal bits, with the same "
         "number of threads; `--deterministic` requires it.",
+        "score_bias": "The mask of `attention` may be of a floating-point dtype: it is added to "
+        "the scores, and -inf hides. A case with `score_bias` gets only such kernels.",
         "fused": "The op is one kernel, or keeps less for the backward pass than its steps would.",
     }
 )

@@ -61,19 +61,25 @@ def attention(
         k_BKSD, v_BKSD: Keys and values; each serves N / K query heads.
         causal: True if later keys are hidden.
         dropout: Probability that an attention weight is dropped.
-        mask: Boolean, broadcastable to [B, N, S, T]; True hides.
+        mask: Broadcastable to [B, N, S, T].  Boolean: True hides.  Floating-point: added to the
+            scores after the scale; -inf hides.
     """
     groups = q_BNSD.shape[1] // k_BKSD.shape[1]
     k_BNTD = k_BKSD.repeat_interleave(groups, dim=1)
     v_BNTD = v_BKSD.repeat_interleave(groups, dim=1)
     scores = _wide(q_BNSD) @ _wide(k_BNTD).transpose(-1, -2)
+    scale = 1.0 / math.sqrt(q_BNSD.shape[-1])
+    if mask is not None and mask.is_floating_point():
+        bias = _wide(mask)
+        mask = bias == -math.inf
+        scores = scores + bias.masked_fill(mask, 0.0) / scale
     hidden = mask
     if causal:
         queries, keys = scores.shape[-2:]
         later = torch.ones(queries, keys, dtype=torch.bool, device=scores.device)
         later = later.triu(diagonal=keys - queries + 1)
         hidden = later if mask is None else mask | later
-    weights = scaled_masked_softmax(scores, hidden, 1.0 / math.sqrt(q_BNSD.shape[-1]))
+    weights = scaled_masked_softmax(scores, hidden, scale)
     weights = functional.dropout(weights, dropout, training=dropout > 0)
     return (weights @ _wide(v_BNTD)).to(q_BNSD.dtype)
 

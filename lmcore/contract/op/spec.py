@@ -60,6 +60,7 @@ OP_SPECS: tuple[OpSpec, ...] = (
             "masked",
             "dropout",
             "compile",
+            "score_bias",
         ),
     ),
     _spec(

@@ -197,6 +197,8 @@ class OpTable:
         untrue = sorted(self.traits - impl.traits)
         if untrue:
             return f"does not claim to be {', '.join(untrue)}"
+        if context.attributes.get("score_bias") and "score_bias" not in impl.traits:
+            return "adds no bias to the scores: it does not claim the trait `score_bias`"
         return self._unsupported(impl, context)
 
     def _unsupported(self, impl: OpImpl, context: OpContext) -> str | None:

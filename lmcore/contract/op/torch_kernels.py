@@ -53,11 +53,15 @@ def attention(
     """
     queries, keys = q_BNSD.shape[-2], k_BKTD.shape[-2]
     square = causal and mask is None and queries == keys
-    visible = None if mask is None else ~mask
+    is_bias = mask is not None and mask.is_floating_point()
+    visible = mask if mask is None else mask.to(q_BNSD.dtype) if is_bias else ~mask
     if causal and not square and queries > 1:
         ones = torch.ones(queries, keys, dtype=torch.bool, device=q_BNSD.device)
         earlier = ones.tril(diagonal=keys - queries)
-        visible = earlier if visible is None else visible & earlier
+        if visible is None:
+            visible = earlier
+        else:
+            visible = visible.masked_fill(~earlier, -torch.inf if is_bias else False)
     return functional.scaled_dot_product_attention(
         q_BNSD,
         k_BKTD,

@@ -7,6 +7,8 @@ Shapes: B batch, N heads, K heads of keys and values, S queries, T keys, D head 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -128,12 +130,13 @@ def alibi_attention(
     k_BKTD: Tensor,
     v_BKTD: Tensor,
     *,
+    op: Callable[..., Tensor],
     alibi: Alibi,
     causal: bool,
     dropout: float = 0.0,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """Return the op `attention` with the bias added to the scores; see `Alibi`."""
+    """Return attention by a kernel of the op that was bound with `score_bias`; see `Alibi`."""
     queries, keys = q_BNSD.shape[2], k_BKTD.shape[2]
     addend = alibi.addend(queries, keys, q_BNSD.dtype, causal=causal, mask=mask)
-    return biased_attention(q_BNSD, k_BKTD, v_BKTD, mask=addend, dropout=dropout)
+    return op(q_BNSD, k_BKTD, v_BKTD, causal=False, dropout=dropout, mask=addend)

@@ -129,7 +129,7 @@ class Attention(nn.Module):
         """Return the op of queries, keys and values; for the arguments see the constructor."""
         if shape.alibi:
             self.standard = False
-            return alibi_attention
+            causal, masked = False, True  # the bias hides later keys
         op: Callable[..., Tensor] = ops.bind(
             "attention",
             head_dim=shape.head_dim,
@@ -139,8 +139,9 @@ class Attention(nn.Module):
             causal=causal,
             masked=masked,
             dropout=shape.attention_dropout,
+            score_bias=shape.alibi or None,
         )
-        return op
+        return functools.partial(alibi_attention, op=op) if shape.alibi else op
 
     def forward(
         self,

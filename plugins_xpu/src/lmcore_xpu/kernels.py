@@ -46,7 +46,12 @@ def _of_torch() -> list[OpImpl]:
     plain = ("bias_gelu", "swiglu", "bias_dropout_add", "scaled_masked_softmax", "rotary_embedding")
     return [
         # While deterministic algorithms are on, torch takes none of its kernels that are not.
-        OpImpl("attention", "sdpa", "lmcore_xpu.kernel.attention_sdpa:attention", traits=_FUSED),
+        OpImpl(
+            "attention",
+            "sdpa",
+            "lmcore_xpu.kernel.attention_sdpa:attention",
+            traits=_FUSED | {"score_bias"},
+        ),
         OpImpl("linear", "onednn", f"{_TORCH}:linear", traits=_PLAIN),
         *(OpImpl(name, "torch", f"{_TORCH}:{name}", traits=_FUSED) for name in names),
         *(OpImpl(name, "torch", f"{_TORCH}:{name}", traits=_PLAIN) for name in plain),

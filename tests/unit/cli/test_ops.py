@@ -100,7 +100,7 @@ def test_the_list_as_json(capsys):
         "id": "sdpa",
         "plugin": "cpu",
         "priority": 10,
-        "traits": ["deterministic", "fused"],
+        "traits": ["deterministic", "fused", "score_bias"],
         "requires": {},
         "load": f"lmcore.contract.op.torch_kernels:{function}",
     }
@@ -133,6 +133,21 @@ def test_a_case_is_explained(capsys, blas):
     assert "chosen: highest priority among the kernels that support this case" in text
     assert "is for compiled blocks; `onednn` is the same without a compiler" in text
     assert "`onednn` supports the case" in text
+
+
+def test_attention_with_alibi_is_explained(capsys):
+    """The kernel that adds a bias, and the reason against one that does not."""
+    words = ("explain", "attention", "--dtype", "fp32", "--head-dim", "64", "--score-bias")
+    text = " ".join(printed(capsys, *words).split())
+    assert "score_bias yes" in text
+    assert "* sdpa " in text
+    assert "adds no bias to the scores: it does not claim the trait `score_bias`" in text
+    plain = printed(capsys, *words[:-1])
+    assert "* blocked " in plain
+    assert "adds no bias" not in plain
+    assert "--score-bias" not in plain
+    assert main(["ops", *words, "--strict-ops", "--ops", "attention=reference"]) == 2
+    assert "`--strict-ops`: op `attention` has no kernel" in capsys.readouterr().err
 
 
 def test_the_processor_decides(capsys, blas):

@@ -86,9 +86,6 @@ LINES: dict[str, tuple[str, ...]] = {
     "--model-family t5 --seq-length 256 --decoder-seq-length 20": (),
     "--model-family t5 --swiglu": ("--model-family t5 --t5-feed-forward gated-silu",),
     "--swiglu --glu-activation geglu": ("--glu-activation geglu",),
-    "--position-embedding-type alibi --ops attention=reference": (
-        "--position-embedding-type alibi",
-    ),
     "--model-family bert --glu-activation geglu": ("--model-family gpt --glu-activation geglu",),
     "--model-family t5 --embed-layernorm": ("--model-family gpt --embed-layernorm",),
     "--model-family bert --position-embedding-type alibi": (

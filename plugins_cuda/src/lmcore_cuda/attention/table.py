@@ -87,7 +87,9 @@ def _of_torch(gpu: Gpu) -> list[OpImpl]:
     # Before 8.0 torch has no flash kernel, and the other one takes no shared keys and values.
     own = "attention" if gpu.capability >= _AMPERE else "attention_expanded"
     return [
-        OpImpl("attention", "sdpa", f"{_SDPA}:{own}", priority=10, traits=_REPEATABLE),
+        OpImpl(
+            "attention", "sdpa", f"{_SDPA}:{own}", priority=10, traits=_REPEATABLE | {"score_bias"}
+        ),
         OpImpl(
             "attention",
             "sdpa-cudnn",

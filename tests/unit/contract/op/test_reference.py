@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from lmcore.contract import OP_SPECS
-from lmcore.contract.op import reference
+from lmcore.contract.op import reference, torch_kernels
 from lmcore.contract.op.records import load_target
 
 
@@ -91,6 +91,22 @@ def test_attention_mask_hides_where_true():
     wanted = functional.scaled_dot_product_attention(q, k, v, attn_mask=~mask)
     close(out[..., [0, 2], :], wanted[..., [0, 2], :])
     assert not out[..., 1, :].any()
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("attend", [reference.attention, torch_kernels.attention])
+def test_attention_adds_a_bias(attend, causal):
+    """A mask of floating-point numbers is added after the scale, and -inf hides."""
+    q, k, v = (randn(2, 3, length, 4, seed=length) for length in (3, 5, 6))
+    v, bias = v[:, :, :5], randn(3, 3, 5)
+    bias[..., 1] = -math.inf
+    later = torch.ones(3, 5, dtype=torch.bool).triu(3)
+    scores = torch.einsum("bnsd,bntd->bnst", q, k) / 2 + bias
+    if causal:
+        scores[..., later] = -math.inf
+    expected = torch.softmax(scores, -1) @ v
+    found = attend(q, k, v, causal=causal, mask=bias)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
 def test_norms_as_torchs():

@@ -10,7 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from lmcore.contract import OP_SPECS, OpTable
+from lmcore.base.errors import ConfigError
+from lmcore.contract import OP_SPECS, OpImpl, OpTable
+from lmcore.contract.op import torch_kernels
+from lmcore.families.build import create_model
 from lmcore.families.gpt.model import GPT
 from lmcore.families.layers.attention_bias import Alibi, alibi_attention, alibi_slopes
 from lmcore.families.op_binding import OpBinding
@@ -56,8 +59,42 @@ def test_near_keys_are_exact_in_bfloat16() -> None:
     near = Alibi(slope_N).addend(1, 4, torch.bfloat16, causal=True, mask=None)
     far = Alibi(slope_N).addend(1, 5000, torch.bfloat16, causal=True, mask=None)
     torch.testing.assert_close(far[..., -4:], near, rtol=0, atol=0)
-    found = alibi_attention(q[:, :, -1:], k, v, alibi=Alibi(slope_N), causal=True)
+    op = torch_kernels.attention
+    found = alibi_attention(q[:, :, -1:], k, v, op=op, alibi=Alibi(slope_N), causal=True)
     assert found.isfinite().all()
+
+
+def test_the_kernel_is_chosen_and_strict(make_model: MakeModel) -> None:
+    """Layers get a kernel of the op that adds a bias; `--strict-ops` refuses the reference."""
+
+    def kernel(name: str, *traits: str) -> OpImpl:
+        target = "lmcore.contract.op.torch_kernels:attention"
+        return OpImpl("attention", name, target, traits=frozenset(traits), plugin="chip")
+
+    shape = make_model(**BLOOM).shape
+    impls = [kernel("fast"), kernel("sdpa", "score_bias")]
+    table = OpTable(OP_SPECS, impls, device_plugin="chip")
+    create_model(shape, OpBinding(table, "cpu", "float32"))
+    (found,) = [one for one in table.resolutions if one.op == "attention"]
+    assert found.chosen == "sdpa"
+    assert found.context.attributes["score_bias"] is True
+    reasons = dict(found.rejected)
+    assert reasons["fast"] == (
+        "adds no bias to the scores: it does not claim the trait `score_bias`"
+    )
+    others = [one for one in OP_SPECS if one.name == "attention"]
+    strict = OpTable(others, impls[:1], strict=True)
+    with pytest.raises(ConfigError, match="op `attention` has no kernel for this case") as error:
+        strict.bind("attention", found.context)
+    assert "`fast`: adds no bias to the scores" in str(error.value.why)
+
+
+def test_other_models_have_no_bias(make_model: MakeModel) -> None:
+    """Their cases are as before, so that every kernel of the op may be chosen."""
+    table = OpTable(OP_SPECS)
+    create_model(make_model().shape, OpBinding(table, "cpu", "float32"))
+    (found,) = [one for one in table.resolutions if one.op == "attention"]
+    assert "score_bias" not in found.context.attributes
 
 
 @pytest.fixture

@@ -76,7 +76,11 @@ class Kernel:
             attributes: Attributes of the case; it is done if it is inside or outside compiled
                 blocks.
         """
-        if self.impl is None or self.impl.supports is None:
+        if self.impl is None:
+            return []
+        if attributes.get("score_bias") and "score_bias" not in self.impl.traits:
+            return ["it does not claim the trait `score_bias`"]
+        if self.impl.supports is None:
             return []
         reasons = []
         for compiled in (False, True):

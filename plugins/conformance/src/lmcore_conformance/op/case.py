@@ -80,6 +80,13 @@ def padding(batch: int, keys: int) -> Tensor:
     return mask
 
 
+def _bias(heads: int, length: int) -> Tensor:
+    """Return an addend for each head's scores, which hides one key."""
+    mask = randn(heads, length, length, seed=4).float()  # which every device has
+    mask[..., 2] = -torch.inf
+    return mask
+
+
 def _hidden_row(length: int) -> Tensor:
     mask = torch.zeros(1, 1, length, length, dtype=torch.bool)
     mask[..., 1, :] = True
@@ -115,6 +122,7 @@ def attention_case(
             "causal": kwargs["causal"],
             "masked": kwargs.get("mask") is not None,
             "dropout": 0.0,
+            "score_bias": kwargs.get("mask") is not None and kwargs["mask"].is_floating_point(),
         },
         kind=_kind(label),
         nan=nan,
@@ -274,6 +282,10 @@ _MAKERS: Mapping[str, _Maker] = {
         attention_case("one key head on a cache", (2, 4, 3, 8), groups=4, keys=7, causal=True),
         attention_case("padding", (2, 2, 8, 8), causal=False, mask=padding(2, 8)),
         attention_case("causal and padding", (2, 2, 8, 8), causal=True, mask=padding(2, 8)),
+        attention_case("bias", (2, 4, 9, 8), causal=False, mask=_bias(4, 9)),
+        attention_case(
+            "causal and bias", (1, 4, 3, 8), keys=9, causal=True, mask=_bias(4, 9)[:, -3:]
+        ),
         attention_case("a row sees nothing", (1, 2, 5, 8), causal=False, mask=_hidden_row(5)),
         attention_case("empty batch", (0, 2, 5, 8), causal=True),
         attention_case("nan", (2, 3, 17, 8), causal=True, nan=(0, (1, 2, 4, 3))),

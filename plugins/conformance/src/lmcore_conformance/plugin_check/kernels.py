@@ -50,6 +50,7 @@ _VALUES: Mapping[str, tuple[Any, ...]] = {
     "rotary_dim": (64,),
     "vocab_size": (50304, 50257),
     "compile": (False, True),
+    "score_bias": (False, True),
 }
 """Values of each attribute in the calls of `supports`: the usual value first."""
 
