@@ -55,6 +55,7 @@ logger = logging.getLogger(__name__)
 EXCLUSIVE: tuple[tuple[str, ...], ...] = (
     (
         "corpus",
+        "mock_data",
         "data_path",
         "data_file_list",
         "train_data",
@@ -71,6 +72,7 @@ EXCLUSIVE: tuple[tuple[str, ...], ...] = (
 )
 """Groups of options that exclude each other."""
 
+_NULL = "NullTokenizer"
 _BYTE_PAIR = "GPT2BPETokenizer"  # the only type that takes both files; Megatron's type for GPT
 
 _CONFIG_FILES = Positional(CONFIG_FILES, "YAML file of settings", maximum=None)
@@ -368,6 +370,8 @@ def _new_directory(config: Config, run_directories: Sequence[Path]) -> Iterator[
 
 def _imply_type(values: dict[str, Any], provenance: dict[str, Provenance]) -> None:
     """Set the tokenizer type that a vocabulary without a type implies, if there is one."""
+    if values["mock_data"]:
+        _imply_mock_tokenizer(values, provenance)
     if values["tokenizer_type"] is not None or not values["vocab_file"]:
         return
     name = values["model_family"]
@@ -379,6 +383,21 @@ def _imply_type(values: dict[str, Any], provenance: dict[str, Provenance]) -> No
     else:
         return
     values["tokenizer_type"], provenance["tokenizer_type"] = implied, Provenance("derived", formula)
+
+
+def _imply_mock_tokenizer(values: dict[str, Any], provenance: dict[str, Provenance]) -> None:
+    """Set the tokenizer of random tokens if the size of their vocabulary is given."""
+    size, rows = values["vocab_size"], values["pad_vocab_size_to"]
+    files = ("vocab_file", "merge_file", "tokenizer_model", "tokenizer_name_or_path")
+    named = values["tokenizer_type"] or next(filter(None, map(values.get, files)), None)
+    if named not in (None, _NULL) or (size is None and rows is None):
+        return
+    if named is None:
+        origin = Provenance("derived", "mock_data is given with the size of a vocabulary")
+        values["tokenizer_type"], provenance["tokenizer_type"] = _NULL, origin
+    if size is None:  # the tokenizer adds its end-of-document token
+        values["vocab_size"] = max(rows - 1, 1)
+        provenance["vocab_size"] = Provenance("derived", "pad_vocab_size_to - 1")
 
 
 def _preset(parsed: ParsedFlags, files: Sequence[SettingsFile]) -> str | None:
@@ -438,7 +457,8 @@ def _merge(
     provenance = {name: Provenance("default") for name in options}
     for layer in layers:
         for group in EXCLUSIVE:
-            if any(layer[name][0] not in (None, ()) for name in group if name in layer):
+            given = [layer[name][0] for name in group if name in layer]
+            if any(value not in (None, ()) and value is not False for value in given):
                 for name in group:
                     values[name] = options[name].default
                     provenance[name] = Provenance("default")

@@ -27,10 +27,12 @@ class SampleFormat:
     Attributes:
         builder: Builder of the samples of a source.
         collation: Function that makes a micro-batch of samples, with the names of the kind.
+        sentences: True if documents are divided into sentences.
     """
 
     builder: SampleBuilder
     collation: Collation
+    sentences: bool = False
 
 
 def sample_format(plan: RunPlan, tokenizer: Tokenizer) -> SampleFormat:

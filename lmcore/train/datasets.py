@@ -33,6 +33,7 @@ from lmcore.data.indexed.dataset_tokenizer import dataset_tokenizer
 from lmcore.data.indexed.metadata import verify_files
 from lmcore.data.prepare.choose_texts import RunText
 from lmcore.data.prepare.corpus import prepare_corpus
+from lmcore.data.prepare.mock_data import prepare_mock_data
 from lmcore.data.prepare.named_text import NamedText, bundled_text, prepare_named_text
 from lmcore.data.task.dataset import prepare_task
 from lmcore.data.tokenizer import tokenizer_from
@@ -286,6 +287,10 @@ def _build(
     def prefix_of(source: DataSource) -> str:
         if source.files and sources.task is not None:
             return prepare_task(source.files, sources.task, tokenizer, prepared)
+        if source.mock:
+            return prepare_mock_data(
+                tokenizer, prepared, seed=plan.config.training.seed, sentences=samples.sentences
+            )
         if not source.corpus:
             return source.name
         text, lazy = named[source.name], settings.lazy_loader

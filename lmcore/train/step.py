@@ -191,8 +191,7 @@ class TrainStep:
         if self._copier is None:
             return self._update(samples, losses, gradients, counters, mean, sums.tolist())
         scalars = self._copier.copy(sums)
-        record = self._update_on_device(samples, gradients, mean, sums)
-        observed = self._statistics.sums()
+        record, observed = self._update_on_device(samples, gradients, mean, sums)
         last = scalars if observed is None else self._copier.copy(observed)
         read = functools.partial(self._read, record, losses, counters, mean, scalars, last)
         return PendingStep(read, ready=last.ready)
@@ -255,8 +254,10 @@ class TrainStep:
 
     def _update_on_device(
         self, samples: int, gradients: list[Tensor], mean: TokenMean, sums: Tensor
-    ) -> StepRecord:
+    ) -> tuple[StepRecord, Tensor | None]:
         """Queue the update of the weights; return the record, as yet without loss and norm.
+
+        With it come the sums of `_Statistics`, which a lazy device computes with the update.
 
         The weights are updated even if the numbers turn out not to be finite, and are lost then:
         read the result of the step before saving them.
@@ -271,8 +272,9 @@ class TrainStep:
             state.scheduled_samples += samples
             rate = state.schedule(state.scheduled_samples)
             state.optimizer.step(rate)
+            observed = self._statistics.sums()
             self.runtime.device.step_boundary()
-        return StepRecord.count(state, samples, self.seq_length, rate)
+        return StepRecord.count(state, samples, self.seq_length, rate), observed
 
     def _read(
         self,

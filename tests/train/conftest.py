@@ -96,7 +96,7 @@ def argv_of(flags: str, prefix: str | None, directory: Path) -> list[str]:
         given.add("--eval-iters")
     pairs = zip(TINY.split()[::2], TINY.split()[1::2], strict=True)
     argv = ["train"] + [word for pair in pairs if pair[0] not in given for word in pair]
-    if prefix is not None and given.isdisjoint({"--data-path", "--task-data"}):
+    if prefix is not None and given.isdisjoint({"--data-path", "--task-data", "--mock-data"}):
         argv += ["--data-path", prefix]
     if "--save" not in given:
         argv += ["--save", str(directory)]

@@ -49,7 +49,7 @@ LARGEST_WEIGHT = 1e300
 BUNDLED = "shakespeare"
 """Name of the text that comes with lmcore; the data of a run whose flags name none."""
 
-DIVIDED = ("corpus", "data_path", "data_file_list")
+DIVIDED = ("corpus", "data_path", "data_file_list", "mock_data")
 """Options that name sources which `--split` divides into the parts."""
 
 OWN = {
@@ -80,6 +80,7 @@ class DataSource:
         files: Files of a task that are prepared together; empty for other sources.
         tokenizer: The tokenizer that made the dataset, from its metadata file; None: unknown.
         append_eod: True if each document ends with an end-of-document token; None: unknown.
+        mock: True for documents of random tokens (`--mock-data`).
     """
 
     name: str
@@ -89,11 +90,12 @@ class DataSource:
     files: tuple[str, ...] = ()
     tokenizer: TokenizerIdentity | None = None
     append_eod: bool | None = None
+    mock: bool = False
 
     @property
     def is_dataset(self) -> bool:
         """True if `name` is the prefix of an indexed dataset."""
-        return not self.corpus and not self.files
+        return not (self.corpus or self.files or self.mock)
 
 
 @dataclass(frozen=True)
@@ -231,6 +233,8 @@ def _pretraining_sources(
         return RunSources(own["train"], split=split)
     if own:
         return RunSources(None, own, split=split)
+    if settings.mock_data:
+        return RunSources(Blend("mock_data", (DataSource("mock data", mock=True),)), split=split)
     if settings.data_file_list is not None:
         divided = Blend("data_file_list", (), file_list=settings.data_file_list)
     elif settings.data_path:

@@ -48,7 +48,6 @@ _RESTART = "use `--override-opt-param-scheduler`, or `--finetune` to begin at st
 _REPLICAS = "use `--zero-stage 3 --data-parallel-replicas N`: each replica shards the weights"
 _NOT_PADDED = "use `--make-vocab-size-divisible-by 1`"
 _DATA_FILES = "leave it out: `--data-path` or `--data-file-list` names the data"
-_BUNDLED = "leave it out: without data a bundled text is read"
 _TRAIN_RANGES = "use `--train-weighted-split-paths`, with the content of the file"
 _VALID_RANGES = "use `--valid-weighted-split-paths`, with the content of the file"
 _TEST_RANGES = "use `--test-weighted-split-paths`, with the content of the file"
@@ -339,9 +338,6 @@ _NAMES: Mapping[str, str] = {
         train-data-exact-num-epochs train-desc-path train-doc-idx-path train-idx-path
         train-sample-idx-path train-shuffle-idx-path use-dataset-only
         use-same-sampling-seed-across-dp-ranks
-    """,
-    _BUNDLED: """
-        mock-data
     """,
     _TRAIN_RANGES: """
         train-weighted-split-paths-path

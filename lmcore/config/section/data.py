@@ -142,6 +142,12 @@ class DataSection(TokenizerSection):
         metavar="NAME",
         on_resume=CHECKED,
     )
+    mock_data: bool = option(
+        False,
+        "Train on documents of random tokens, to try the speed without data; without "
+        "--tokenizer-type, --vocab-size or --pad-vocab-size-to choose NullTokenizer.",
+        on_resume=CHECKED,
+    )
     train_data: tuple[str, ...] = option(
         (),
         "Texts to train on, weighted by size: names of corpora and of `lmcore data corpora`, "

@@ -54,7 +54,7 @@ def samples(plan: RunPlan, tokenizer: Tokenizer) -> SampleFormat:
     collation = BertCollation(
         settings.most_predictions, bert.bert_binary_head, second_type(bert.bert_token_types)
     )
-    return SampleFormat(builder, collation)
+    return SampleFormat(builder, collation, sentences=True)
 
 
 def second_type(token_types: int) -> int:

@@ -61,7 +61,7 @@ def samples(plan: RunPlan, tokenizer: Tokenizer) -> SampleFormat:
         one_sentence=ict.use_one_sent_docs,
     )
     builder = IctSamples(settings, text_vocabulary(tokenizer), titles)
-    return SampleFormat(builder, IctCollation(tokenizer.vocab_size))
+    return SampleFormat(builder, IctCollation(tokenizer.vocab_size), sentences=True)
 
 
 def text_vocabulary(tokenizer: Tokenizer) -> ICTVocabulary:

@@ -68,6 +68,13 @@ def samples(plan: RunPlan, tokenizer: Tokenizer) -> SampleFormat:
         ConfigError: The run names no neighbours, or the data does not fit an option.
     """
     retro = plan.config.retro
+    if plan.config.data.mock_data:
+        raise ConfigError(
+            "Retro cannot be trained with `--mock-data`",
+            why="its samples have neighbours from a database of text, and random tokens have none",
+            hint=f"leave it out, and name the neighbours of your data, found by `{_COMMAND}`, by "
+            "`--retro-project-dir`",
+        )
     if retro.retro_project_dir is None:
         raise ConfigError(
             "Retro is trained with the neighbours of its samples, and the run names none",

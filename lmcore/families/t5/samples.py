@@ -61,7 +61,7 @@ def samples(plan: RunPlan, tokenizer: Tokenizer) -> SampleFormat:
     )
     vocabulary = span_vocabulary(tokenizer)
     _require_enough(vocabulary, settings)
-    return SampleFormat(T5Samples(settings, vocabulary), T5Collation())
+    return SampleFormat(T5Samples(settings, vocabulary), T5Collation(), sentences=True)
 
 
 def span_vocabulary(tokenizer: Tokenizer) -> T5Vocabulary:

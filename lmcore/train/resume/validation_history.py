@@ -27,7 +27,7 @@ STOPPED_EARLY = "stopped early"
 """Start of the status in `summary.json` of a run that `--early-stop` ended."""
 
 _DATA = (
-    *("corpus", "train_data", "data_path", "data_file_list", "train_data_path"),
+    *("corpus", "mock_data", "train_data", "data_path", "data_file_list", "train_data_path"),
     *("train_weighted_split_paths", "valid_data", "valid_data_path", "valid_weighted_split_paths"),
     *("split", "split_rule", "seq_length", "eval_iters"),
 )

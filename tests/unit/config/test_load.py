@@ -413,6 +413,14 @@ def test_exclusive_names_exist() -> None:
     assert {name for group in EXCLUSIVE for name in group} <= set(run_options())
 
 
+def test_a_switch_that_is_off_excludes_nothing(tmp_path: Path) -> None:
+    """Without mock data, the data of a file stays; with it, that is replaced."""
+    file = tmp_path / "run.yaml"
+    file.write_text("data:\n  corpus: shakespeare\n")
+    assert load_config([str(file), "--no-mock-data"]).config.data.corpus == "shakespeare"
+    assert load_config([str(file), "--mock-data"]).config.data.corpus is None
+
+
 def test_megatron_command_is_understood(caplog: pytest.LogCaptureFixture) -> None:
     """Old flags set today's options, are named in one line, no warning, and remain the source."""
     with caplog.at_level(logging.INFO, logger="lmcore"):

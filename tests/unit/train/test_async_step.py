@@ -135,6 +135,7 @@ FLAGS = (
     "--clip-grad 0.3",
     "--clip-grad 0 --micro-batch-size 2 --global-batch-size 8",
     "--optimizer lamb --lr 1e-2",
+    "--clip-grad 0.3 --log-params-norm --log-num-zeros-in-grad",
 )
 
 
@@ -158,8 +159,9 @@ def test_computes_the_same(
         assert torch.equal(weights(two)[name], tensor), name
 
 
+@pytest.mark.parametrize("flags", [FLAGS[0], FLAGS[-1]])
 def test_a_lazy_device_computes_the_same(
-    run_steps: Any, runtime: Any, lazy_runtime: Any, weights: Any, no_host_reads: Any
+    run_steps: Any, runtime: Any, lazy_runtime: Any, weights: Any, no_host_reads: Any, flags: str
 ) -> None:
     """Nothing is read between the boundaries of a step, and no event is needed."""
 
@@ -169,8 +171,9 @@ def test_a_lazy_device_computes_the_same(
 
     own_ops = OpTable(OP_SPECS, [])
     plain, lazy = (dataclasses.replace(one, ops=own_ops) for one in (runtime, lazy_runtime))
-    one, records = run_steps(FLAGS[0], plain, lambda step, batches: step(batches).result())
-    two, late = run_steps(FLAGS[0], lazy, watched)
+    one, records = run_steps(flags, plain, lambda step, batches: step(batches).result())
+    assert (records[0].params_norm is not None) == ("params-norm" in flags)
+    two, late = run_steps(flags, lazy, watched)
     assert {pending.ready() for pending in late} == {None}
     assert [pending.result() for pending in late] == records
     for name, tensor in weights(one).items():
