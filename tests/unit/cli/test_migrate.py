@@ -88,6 +88,9 @@ def test_a_published_script_becomes_settings_that_load(
     assert "lmcore train run.yaml --nproc-per-node 2" in report
 
 
+TENSORBOARD = "python pretrain_gpt.py --num-layers 2 --tensorboard-dir events"
+
+
 def test_a_value_is_given_for_a_variable(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -99,6 +102,20 @@ def test_a_value_is_given_for_a_variable(
     assert "num-layers" in text  # the table
     settings = out.read_text(encoding="utf-8")
     assert re.search(r"load: .*old", settings)
+
+
+@pytest.mark.parametrize("output", ["configs/run.yaml", "{}/configs/run.yaml", "../run.yaml"])
+def test_paths_relative_to_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str
+) -> None:
+    """A path of the working directory is found from the file, wherever `--output` puts it."""
+    work = tmp_path / "work"
+    (work / "configs").mkdir(parents=True)
+    monkeypatch.chdir(work)
+    out = Path(output.format(work))
+    assert main(["migrate", "--output", str(out), "--", *TENSORBOARD.split()]) == 0
+    (found,) = re.findall(r'tensorboard_dir: "?([^" ]+)', out.read_text(encoding="utf-8"))
+    assert (out.resolve().parent / found).resolve() == work / "events"
 
 
 @pytest.mark.parametrize(
