@@ -98,9 +98,7 @@ def _require_checkpoint(loaded: LoadedConfig, foreign: ForeignModels) -> None:
     resume = find_resume_point(
         loaded.config.checkpoint,
         continued=is_continued(loaded.provenance),
-        starts_anew=loaded.provenance["finetune"].kind != "checkpoint",
         foreign=foreign,
-        texts=loaded.texts,
     )
     refuse_other_family(loaded, resume)
 

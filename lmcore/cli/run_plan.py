@@ -106,9 +106,7 @@ def plan_run(
     resume = find_resume_point(
         config.checkpoint,
         continued=is_continued(loaded.provenance),
-        starts_anew=loaded.provenance["finetune"].kind != "checkpoint",
         foreign=foreign,
-        texts=loaded.texts,
     )
     refuse_other_family(loaded, resume)
     copy = None if resume is None else resume.checkpoint.parent.parent / "tokenizer"

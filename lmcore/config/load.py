@@ -336,8 +336,8 @@ def _foreign_layer(
 ) -> _Layer:
     """Return model and tokenizer of `--load`, if it names a checkpoint of another program.
 
-    Its weights are all that it has, so that the run begins at step 0; and a tokenizer in another
-    source replaces all settings of its tokenizer.
+    A tokenizer in another source replaces all settings of its tokenizer.  If weights are all that
+    it has, the run begins at step 0.
     """
     load = _highest(layers, "load")
     if reader is None or load is None:
@@ -348,6 +348,8 @@ def _foreign_layer(
     found = saved.model_layer(options, problems)
     if any(layer.keys() & _TOKENIZER for layer in layers):
         found = {name: value for name, value in found.items() if name not in _TOKENIZER}
+    if saved.continues:
+        return found
     return found | {"finetune": (True, Provenance("checkpoint", saved.checkpoint))}
 
 

@@ -38,7 +38,7 @@ class ResumePoint:
         loss_rules: Values of `calculate_per_token_loss` and `include_padding_in_loss` of its run;
             empty with `--finetune`.
         global_batch_size: Samples in a step of its run; None with `--finetune` or if unknown.
-        foreign: True for a checkpoint of another program, which has weights only.
+        foreign: True for a checkpoint of another program.
     """
 
     checkpoint: Path

@@ -198,7 +198,8 @@ def _evaluation(
 def _starts_elsewhere(plan: RunPlan, report: RunReport, step: int) -> bool:
     """Return True if *step* is the one of a loaded checkpoint, which is in another directory."""
     start, directory = plan.resume, report.directory.path
-    if start is None or start.foreign or report.checkpoint is not None:
+    finetune = plan.config.checkpoint.finetune
+    if start is None or (start.foreign and finetune) or report.checkpoint is not None:
         return False
     if start.checkpoint.parent.parent.resolve() == directory.resolve():
         return False

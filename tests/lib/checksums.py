@@ -42,7 +42,7 @@ def require_no_checksums(
         monkeypatch.setattr(module, "damaged_record", compare)
     found = describe(str(path), name)
     assert found["shape"] == GPT.to_dict()
-    assert found["iteration"] == iteration
+    assert found["step"] == iteration
     content = content_of(path)
     kinds = 1 if iteration is None else 3
     assert len(content.tensors) == len(trained().parameters) * kinds

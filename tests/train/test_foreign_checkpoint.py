@@ -272,6 +272,37 @@ def continue_both(
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["megatron", *(pytest.param(one, marks=pytest.mark.full) for one in OTHERS)],
+)
+def test_a_run_continues_elsewhere(
+    name: str, tmp_path: Path, train: Any, start: Any, finish: Any
+) -> None:
+    """`--load` of another program's checkpoint continues with the losses of the run itself."""
+    flags = "--global-batch-size 4 --precision bf16 --lr-decay-iters 12 --train-iters"
+    run = train("run", f"{flags} 4")
+    assert run.status == 0, run.err
+    half = WriteOptions(dtype=torch.bfloat16)  # beside main parameters in float32
+    convert(run.directory, tmp_path / "away", name, options=half)
+    own = train("own", f"{flags} 8 --schedule extend --load {run.directory}")
+    assert own.status == 0, own.err
+    load = f"--load {tmp_path / 'away'} --tokenizer-type ByteTokenizer"
+    there = train("there", f"{flags} 8 --schedule extend {load}")
+    assert there.status == 0, there.err
+    assert [row["step"] for row in there.rows] == [5, 6, 7, 8]
+    assert there.curve() == own.curve()
+    same = read_state(own.directory), read_state(there.directory)
+    for parameter in same[0].parameters:
+        for kind in (WEIGHT, *ADAM):
+            assert torch.equal(*(one.read(parameter, kind) for one in same))
+    two = "--nproc-per-node 2 --zero-stage 2 --micro-batch-size 2"
+    divided = finish(start("two", f"{flags} 8 --schedule extend {load} {two}"), "two")
+    assert divided.status == 0, divided.err
+    expected, found = (torch.tensor(losses(one.directory)) for one in (own, divided))
+    torch.testing.assert_close(found, expected, rtol=2e-3, atol=0)
+
+
 @pytest.fixture
 def words(tmp_path: Path) -> tuple[str, str]:
     """Return a vocabulary of a few words, and the prefix of documents of their sentences."""
@@ -381,7 +412,7 @@ def test_the_number_of_tokens_survives(
     start = {
         "converted": ["--load", back, "--use-checkpoint-args", *own],
         "continued": ["--continue", back, *own],
-        "loaded": ["--load", str(there)],
+        "loaded": ["--load", str(there), *own],
     }[way]
     flags = RUN.replace("--global-batch-size 4", "").replace("--train-iters 2", "--train-iters 8")
     flags += " --seq-length 16"
@@ -424,22 +455,46 @@ def test_a_checkpoint_with_the_name_of_its_tokenizer(
     assert main(["train", *bytes_of, *RUN.split(), "--seq-length", "16", *accepted]) == 0
 
 
-def test_a_start_without_the_state_of_the_optimizer(
+def test_what_is_taken_is_said(
     tmp_path: Path, state: RandomState, data: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A run that begins at step 0 although the checkpoint is of a later one says so."""
+    """A line names what a run has of the checkpoint and what not, and why."""
     other = RandomState(state.shape, kinds=(WEIGHT, *ADAM))
+    for name in other.parameters:
+        other.tensors[name, "exp_avg_sq"].abs_()
     write_megatron(other, tmp_path / "megatron", None)
-    loaded = ["--load", str(tmp_path / "megatron"), "--tokenizer-type", "ByteTokenizer"]
-    command = ["train", *loaded, "--data-path", data, *RUN.split()]
-    for flags, expected in (([], 1), (["--finetune"], 0)):
-        assert main([*command, *flags, "--save", str(tmp_path / f"run{expected}")]) == 0
+    write_megatron(state, tmp_path / "weights", None)
+    own = "--override-opt-param-scheduler --train-iters 8 --global-batch-size 8"
+    none = "not taken: optimizer state, step, samples, random states"
+    for name, flags, line in (
+        ("megatron", own, "taken from `{}`: weights, optimizer state, step 7, 56 samples; "),
+        ("megatron", own, "not taken: random states (seeded from seed and step: the checkpoint is"),
+        ("megatron", f"{own} --no-load-optim", "{}`: weights, step 7, 56 samples; not taken: "),
+        ("megatron", "--finetune", f"{none} (because of `--finetune`): the run begins at step 0"),
+        ("weights", "", f"{none} (as with `--finetune`: the checkpoint has no state of an optim"),
+    ):
+        loaded = ["--load", str(tmp_path / name), "--tokenizer-type", "ByteTokenizer"]
+        command = ["train", *loaded, "--data-path", data, *RUN.split(), *flags.split()]
+        place = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
+        assert main([*command, "--save", str(place)]) == 0, capfd.readouterr().err
         said = capfd.readouterr().err
-        assert said.count("without the optimizer's state of step 7") == expected
-        source, kind = tmp_path / "megatron", "--to lmcore --tokenizer-type ByteTokenizer"
-        convert = f"`lmcore checkpoint convert {source} megatron-lmcore {kind}`"
-        train = f"`lmcore train --continue megatron-lmcore --data-path {data}`"
-        assert said.count(f"to continue at that step: {convert}, then {train}") == expected
+        assert line.format(tmp_path / name) in said
+        steps = [
+            json.loads(row)["step"] for row in (place / "metrics.jsonl").read_text().splitlines()
+        ]
+        assert steps == ([8] if "override" in flags else [1, 2])
+
+
+def test_a_foreign_checkpoint_that_is_finished(
+    tmp_path: Path, state: RandomState, data: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Fewer steps than the checkpoint has are an error that names its step."""
+    write_megatron(RandomState(state.shape, kinds=(WEIGHT, *ADAM)), tmp_path / "megatron", None)
+    loaded = ["--load", str(tmp_path / "megatron"), "--tokenizer-type", "ByteTokenizer"]
+    save = ["--save", str(tmp_path / "run")]
+    assert main(["train", *loaded, "--data-path", data, *RUN.split(), *save]) == 2
+    said = capfd.readouterr().err
+    assert "the run has done 7 steps already, more than the 2 of `--train-iters 2`" in said
 
 
 def test_main_parameters_that_are_not_the_models(
@@ -455,8 +510,11 @@ def test_main_parameters_that_are_not_the_models(
     torch.save(content, path)
     loaded = ["--load", str(tmp_path / "megatron"), "--tokenizer-type", "ByteTokenizer"]
     still = RUN.replace("--lr 1e-3", "--lr 1e-9")
-    save = ["--save", str(tmp_path / "run")]
-    assert main(["train", *loaded, "--data-path", data, *still.split(), *save]) == 0
+    command = ["train", *loaded, "--data-path", data, *still.split()]
+    own = "--override-opt-param-scheduler --train-iters 8 --global-batch-size 8"
+    assert main([*command, *own.split(), "--save", str(tmp_path / "refused")]) == 1
+    assert "add `--finetune` to begin at step 0" in capfd.readouterr().err
+    assert main([*command, "--finetune", "--save", str(tmp_path / "run")]) == 0
     said = capfd.readouterr().err
     assert "does not fit the model" in said
     assert "the weights of the model itself are taken" in said

@@ -34,12 +34,14 @@ class SavedSettings:
         config: Values by section and key; of a plugin's section below `plugins` and its name.
         sources: Source of each value by option name, as `Provenance` writes it.
         tokenizer: Settings of the run's own copy of its tokenizer; None if there is none.
+        continues: False for another program's checkpoint without the state of a run.
     """
 
     checkpoint: str
     config: Mapping[str, Any]
     sources: Mapping[str, Any]
     tokenizer: TokenizerSettings | None = None
+    continues: bool = True
 
     def model_layer(
         self, options: Mapping[str, Option], problems: list[LmcoreError]

@@ -81,8 +81,8 @@ def note_without_effect(
     if of_resumes:
         rows.append(
             f"{', '.join(of_resumes)} (only for a run that continues: from "
-            f"`{settings.config.checkpoint.load}`, a checkpoint of another program, a run begins "
-            "at step 0 with the weights alone)"
+            f"`{settings.config.checkpoint.load}`, a checkpoint of another program without the "
+            "state of a run, a run begins at step 0)"
         )
     return f"ignored: {', '.join(rows)}" if rows else None
 

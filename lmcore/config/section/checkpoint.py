@@ -33,8 +33,8 @@ class CheckpointSection:
     load: str | None = option(
         None,
         "Checkpoint to continue from: a run directory, its `checkpoints`, or one `iter_XXXXXXX`. "
-        "Or the directory of another program, such as Hugging Face or Megatron, to start from: "
-        "weights, shape and tokenizer.",
+        "Or the directory of another program, such as Hugging Face or Megatron: weights, shape and "
+        "tokenizer, and with the state of Adam also step and samples, where the run continues.",
         metavar="DIR",
         on_resume=FREE,
         paths=INPUT_PATH,

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,6 +80,7 @@ def describe(directory: str, name: str) -> dict[str, Any]:
     """
     from lmcore.conversion.huggingface.read import HuggingFaceState
     from lmcore.conversion.loading.weights import WeightReader
+    from lmcore.conversion.native.write import run_meta
 
     try:
         state = WeightReader(Path(directory), name, compare=False).state
@@ -86,7 +88,8 @@ def describe(directory: str, name: str) -> dict[str, Any]:
         parts = {"what": error.what, "why": error.why, "hint": error.hint}
         is_argument = error.exit_status == CheckpointArgumentError.exit_status
         return {"error": parts, "is_argument": is_argument}
-    progress = state.progress if len(state.kinds) > 1 else None
+    progress = state.progress
+    continues = progress is not None and progress.iteration > 0 and len(state.kinds) > 1
     rows = state.shape.padded_vocab_size
     # Rows without a token are a part of the vocabulary in a model of transformers.
     tokens = rows if isinstance(state, HuggingFaceState) else state.vocab_size
@@ -97,7 +100,10 @@ def describe(directory: str, name: str) -> dict[str, Any]:
         "tokenizer_type": state.tokenizer_type,
         "precision": state.settings.get("precision"),
         "notes": list(state.notes),
-        "iteration": progress.iteration if progress else None,
+        "step": progress.iteration if progress is not None else None,
+        "meta": run_meta(state, None) if continues else None,
+        "kinds": list(state.kinds),
+        "training_notes": list(state.training_notes),
     }
 
 
@@ -113,7 +119,10 @@ class ForeignModel:
         tokenizer, tokenizer_type: See `ModelState`.
         precision: Precision of its run; None if it is not recorded.
         notes: Differences between the checkpoint and the model of lmcore, for the user.
-        iteration: Step of its optimizer's state; None without one.
+        step: Number of steps of its run; None if it is not recorded.
+        meta: Manifest's `meta` of a run that continues it; None if it has no state of an optimizer.
+        kinds: Kinds of tensors that it has; see `ModelState`.
+        training_notes: Differences in training that only a run that continues has.
     """
 
     path: Path
@@ -124,7 +133,10 @@ class ForeignModel:
     tokenizer_type: str | None = None
     precision: str | None = None
     notes: tuple[str, ...] = ()
-    iteration: int | None = None
+    step: int | None = None
+    meta: Mapping[str, Any] | None = None
+    kinds: tuple[str, ...] = ()
+    training_notes: tuple[str, ...] = ()
 
 
 def describe_foreign(directory: Path, step: str | None = None) -> ForeignModel | None:
@@ -161,5 +173,8 @@ def describe_foreign(directory: Path, step: str | None = None) -> ForeignModel |
         tokenizer_type=found["tokenizer_type"],
         precision=found["precision"],
         notes=tuple(found["notes"]),
-        iteration=found["iteration"],
+        step=found["step"],
+        meta=found["meta"],
+        kinds=tuple(found["kinds"]),
+        training_notes=tuple(found["training_notes"]),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +19,14 @@ __all__ = [
     "ADAM_OPTIONS",
     "OPTIMIZER_PREFIX",
     "RANDOM_STATES",
+    "STEP",
     "UNKNOWN_ORDER",
     "WEIGHT_PREFIX",
     "WITHOUT_OPTIMIZER",
     "recorded_type",
     "require_weights",
     "stored_name",
+    "stored_tensors",
 ]
 
 UNKNOWN_ORDER = ""
@@ -40,6 +42,8 @@ RANDOM_STATES = "rng."
 """Prefix of the names of random states."""
 OPTIMIZER_PREFIX = "optimizer."
 """Prefix of the names of the optimizer's tensors."""
+STEP = "step"
+"""Kind of tensor: the number of updates of a parameter by the optimizer, without a dim."""
 ADAM_NAME = "adam"
 """Value of the option `optimizer` for Adam."""
 ADAM_OPTIONS = {
@@ -59,6 +63,19 @@ def stored_name(name: str, kind: str) -> str:
         kind: Kind of tensor; see `ModelState`.
     """
     return f"{WEIGHT_PREFIX}{name}" if kind == WEIGHT else f"{OPTIMIZER_PREFIX}{kind}.{name}"
+
+
+def stored_tensors(shape: ModelShape, kinds: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Return parameter and kind of each tensor of a run by its name in a checkpoint of lmcore.
+
+    Args:
+        shape: Shape of the model.
+        kinds: Kinds of tensors that a state has; beside the optimizer's there is `STEP`.
+    """
+    every = [*kinds, STEP] if len(kinds) > 1 else kinds
+    return {
+        stored_name(name, kind): (name, kind) for kind in every for name in parameter_shapes(shape)
+    }
 
 
 def recorded_type(meta: Mapping[str, Any]) -> str | None:

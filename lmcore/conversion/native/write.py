@@ -13,9 +13,10 @@ from lmcore.conversion.native.continuing import shorter_length
 from lmcore.conversion.native.manifest import (
     ADAM_NAME,
     ADAM_OPTIONS,
+    STEP,
     UNKNOWN_ORDER,
     WITHOUT_OPTIMIZER,
-    stored_name,
+    stored_tensors,
 )
 from lmcore.conversion.state import ModelState, Progress
 from lmcore.data.tokenizer.saved import save_tokenizer
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from lmcore.data.tokenizer import Tokenizer
 
-__all__ = ["write_lmcore"]
+__all__ = ["run_meta", "write_lmcore"]
 
 
 def write_lmcore(
@@ -55,23 +56,45 @@ def write_lmcore(
     del dtype
     progress = state.progress or Progress(0, 0)
     iteration = progress.iteration
-    names = {
-        stored_name(name, kind): (name, kind) for name in state.parameters for kind in state.kinds
-    }
+    names = stored_tensors(state.shape, state.kinds)
     shapes = parameter_shapes(state.shape)
     float32 = dtype_name(torch.float32)
-    entries = {stored: TensorEntry(float32, shapes[name]) for stored, (name, _) in names.items()}
-    steps: dict[str, str] = {}
-    if len(state.kinds) > 1:
-        steps = {f"optimizer.step.{name}": name for name in shapes}
-        entries |= {stored: TensorEntry(float32, ()) for stored in steps}
+    entries = {
+        stored: TensorEntry(float32, () if kind == STEP else shapes[name])
+        for stored, (name, kind) in names.items()
+    }
 
     def read(stored: str) -> Tensor:
-        if stored in steps:
+        name, kind = names[stored]
+        if kind == STEP:
             return torch.tensor(float(progress.optimizer_step or progress.iteration))
-        return state.read(*names[stored]).float()
+        return state.read(name, kind).float()
 
     directory.mkdir(parents=True, exist_ok=True)
+    meta = run_meta(state, tokenizer)
+    if tokenizer is not None:
+        save_tokenizer(tokenizer, directory / "tokenizer")
+    save_streamed(
+        directory / CHECKPOINTS_NAME,
+        iteration,
+        entries,
+        read,
+        meta,
+        model_shape=state.shape.to_dict(),
+    )
+    if tokenizer is None:
+        return ["the run has no tokenizer: `lmcore generate` needs its options"]
+    return []
+
+
+def run_meta(state: ModelState, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    """Return the `meta` of the manifest of a run that continues a state.
+
+    Args:
+        state: State of any format.
+        tokenizer: Tokenizer of the model; None: it is not known.
+    """
+    progress = state.progress
     meta: dict[str, Any] = {
         "converted_from": _origin(state, tokenizer),
         "config": {
@@ -79,9 +102,9 @@ def write_lmcore(
             "derived": {"vocab_size": _tokens(state, tokenizer)},
         },
     }
-    if state.progress is not None:
+    if progress is not None:
         meta["counters"] = {
-            "iteration": iteration,
+            "iteration": progress.iteration,
             "consumed_samples": progress.consumed_samples,
             "consumed_tokens": progress.consumed_samples
             * state.settings.get("seq_length", state.shape.max_position_embeddings),
@@ -96,18 +119,7 @@ def write_lmcore(
     if tokenizer is not None:
         described, fingerprint = tokenizer.describe(), tokenizer.fingerprint()
         meta["tokenizer"] = {"describe": described, "fingerprint": fingerprint}
-        save_tokenizer(tokenizer, directory / "tokenizer")
-    save_streamed(
-        directory / CHECKPOINTS_NAME,
-        iteration,
-        entries,
-        read,
-        meta,
-        model_shape=state.shape.to_dict(),
-    )
-    if tokenizer is None:
-        return ["the run has no tokenizer: `lmcore generate` needs its options"]
-    return []
+    return meta
 
 
 def _origin(state: ModelState, tokenizer: Tokenizer | None) -> dict[str, str]:

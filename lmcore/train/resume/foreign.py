@@ -19,13 +19,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from lmcore.conversion.loading.foreign_model import ForeignModel
+    from lmcore.conversion.loading.weights import WeightReader
     from lmcore.parallel.tensor_layout import TensorLayout
     from lmcore.runtime.process.channel import Channel
 
 _SEQ_LENGTH = 1024
 """Longest training sample by default, of a model whose context may be far longer."""
-
-_PREFIX = "model."
 
 
 class ForeignModels:
@@ -75,7 +74,8 @@ class ForeignModels:
         config: dict[str, dict[str, Any]] = {}
         for name, value in values.items():
             config.setdefault(options[name].section, {})[name] = value
-        return SavedSettings(str(model.path), config, {}, model.tokenizer)
+        continues = model.meta is not None
+        return SavedSettings(str(model.path), config, {}, model.tokenizer, continues=continues)
 
 
 def not_a_run(path: Path, step: str | None = None) -> LmcoreError | None:
@@ -101,11 +101,14 @@ def not_a_run(path: Path, step: str | None = None) -> LmcoreError | None:
     shown = shlex.quote(str(path))
     at_step = "" if step is None else f" --ckpt-step {shlex.quote(step)}"
     convert = f"`lmcore checkpoint convert {shown} RUN --to lmcore{at_step}"
-    begins = f"`--load {shown}{at_step}` begins a run at step 0 with the weights alone"
+    load = f"`--load {shown}{at_step}"
+    begins = f"{load}` begins a run at step 0 with the weights alone"
     what = f"`--continue {path}`: it is {found.described}, not a run of lmcore"
     why = "a run continues with the settings and the state that lmcore wrote"
     if found.optimizer:
-        hint = f"{convert}` makes a run that continues, with the optimizer's state; {begins}"
+        hint = f"{load}` begins a run with its weights, optimizer state and step, and with the "
+        hint += f"settings of the command; {convert}` makes a run with the settings of its own, "
+        hint += "which continues"
         return ConfigError(what, why=why, hint=hint)
     why += "; such a model has weights alone"
     hint = begins
@@ -117,44 +120,52 @@ def not_a_run(path: Path, step: str | None = None) -> LmcoreError | None:
     return ConfigError(what, why=why, hint=hint)
 
 
-def foreign_resume_point(model: ForeignModel) -> ResumePoint:
+def foreign_resume_point(model: ForeignModel, *, finetune: bool) -> ResumePoint:
     """Return the starting point of a run in a checkpoint of another program.
 
-    Its manifest has the model's shape and tokenizer, as in a converted checkpoint, and no state of
-    a run.
+    Its manifest has the model's shape and tokenizer, and the state of its run, as in a converted
+    checkpoint.
 
     Args:
         model: Model in the checkpoint.
+        finetune: True if the run takes the weights alone.
 
     Raises:
         DataError: The tokenizer's files are damaged.
     """
     from lmcore.checkpoint import Manifest, TensorEntry
     from lmcore.checkpoint.manifest import FORMAT_VERSION
+    from lmcore.conversion.native.manifest import STEP, stored_tensors
+    from lmcore.conversion.state import WEIGHT
     from lmcore.data.tokenizer import tokenizer_from
     from lmcore.model.family import parameter_shapes
 
-    meta: dict[str, object] = {"config": {"derived": {"vocab_size": model.vocab_size}}}
+    continues = not finetune and model.meta is not None
+    meta = dict(model.meta or {}) if continues else {}
+    config = dict(meta.get("config", {}))
+    meta["config"] = config | {"derived": {"vocab_size": model.vocab_size}}
     if model.tokenizer is not None:
         tokenizer = tokenizer_from(model.tokenizer)
         meta["tokenizer"] = {
             "describe": tokenizer.describe(),
             "fingerprint": tokenizer.fingerprint(),
         }
-        meta["config"] = {"derived": {"vocab_size": tokenizer.vocab_size}}
+        meta["config"] = config | {"derived": {"vocab_size": tokenizer.vocab_size}}
     elif model.tokenizer_type is not None:
         meta["converted_from"] = {"tokenizer_type": model.tokenizer_type}
+    shapes = parameter_shapes(model.shape)
+    names = stored_tensors(model.shape, model.kinds if continues else (WEIGHT,))
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         lmcore_version="",
         torch_version="",
-        iteration=0,
+        iteration=model.step or 0 if continues else 0,
         sequence=0,
         model_shape=model.shape.to_dict(),
         meta=meta,
         tensors={
-            _PREFIX + name: TensorEntry("float32", shape)
-            for name, shape in parameter_shapes(model.shape).items()
+            stored: TensorEntry("float32", () if kind == STEP else shapes[name])
+            for stored, (name, kind) in names.items()
         },
         files={},
     )
@@ -168,7 +179,7 @@ def load_foreign(
     rows: Collection[str],
     channel: Channel,
 ) -> None:
-    """Fill *tensors* in place with the weights of another program's checkpoint.
+    """Fill *tensors* in place with weights, and state of Adam, of another program's checkpoint.
 
     Each rank reads the whole tensors, one at a time.  Of *rows*, rows that the checkpoint does not
     have are left as they are.
@@ -186,12 +197,15 @@ def load_foreign(
     """
     from lmcore.checkpoint.chunks import ChunkBounds, overlap
     from lmcore.conversion.loading.weights import WeightReader
+    from lmcore.conversion.native.manifest import stored_tensors
+    from lmcore.conversion.state import ADAM, WEIGHT
     from lmcore.parallel.tensor_layout import box
 
     def fill() -> None:
         weights = WeightReader(path)
+        stored = stored_tensors(weights.state.shape, [WEIGHT, *ADAM])
         for name, tensor in tensors.items():
-            whole = weights.read(name.removeprefix(_PREFIX))
+            whole = _whole(weights, *stored[name], path)
             if tuple(whole.shape) != layouts[name].shape and name not in rows:
                 raise CheckpointError(
                     f"the weights of `{path}` are not those of the model that it describes",
@@ -209,3 +223,28 @@ def load_foreign(
                 box(tensor.detach(), start, shared.size).copy_(source)
 
     channel.exchange(fill, lambda parts: [None] * len(parts), f"the weights of `{path.name}`")
+
+
+def _whole(weights: WeightReader, name: str, kind: str, path: Path) -> Tensor:
+    """Return a whole tensor of a checkpoint.
+
+    Raises:
+        CheckpointError: The file is damaged, or the optimizer's state cannot be read.
+    """
+    import torch
+
+    from lmcore.conversion.native.manifest import STEP
+    from lmcore.conversion.state import WEIGHT
+
+    state = weights.state
+    if kind == WEIGHT:
+        return weights.read(name)
+    if len(state.kinds) == 1 or state.progress is None:
+        raise CheckpointError(
+            f"the optimizer's state in `{path}` cannot be read",
+            why="a warning above has the reason",
+            hint="add `--finetune` to begin at step 0 with the weights alone",
+        )
+    if kind == STEP:
+        return torch.tensor(float(state.progress.optimizer_step or state.progress.iteration))
+    return state.read(name, kind).float()

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import logging
-import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lmcore.base.errors import CheckpointArgumentError, CheckpointError, ConfigError
 from lmcore.base.log import ALL_RANKS
 from lmcore.config.continued import SETTINGS_NAME, is_continued
 from lmcore.config.option import flag_of
 from lmcore.config.plan import ResumePoint
-from lmcore.config.section import run_options
-from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.model.family import family_of
 from lmcore.train.resume.foreign import ForeignModels, foreign_resume_point
 from lmcore.train.resume.saved_run import OLDER_SETTINGS, data_rules, part_of
@@ -30,12 +25,6 @@ if TYPE_CHECKING:
     from lmcore.runtime.process.rendezvous import Rendezvous
 
 logger = logging.getLogger(__name__)
-
-_FROM_WEIGHTS = (
-    "%s: the run begins at step 0 with its weights, without the optimizer's state of step %d; "
-    "`--finetune` confirms that; to continue at that step: %s"
-)
-_TOKENIZER = {field.name for field in fields(TokenizerSettings)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +42,7 @@ def find_resume_point(
     settings: CheckpointSection,
     *,
     continued: bool = False,
-    starts_anew: bool = True,
     foreign: ForeignModels | None = None,
-    texts: Mapping[str, str] = MappingProxyType({}),
 ) -> ResumePoint | None:
     """Return the checkpoint that `--load` names; None if the run starts from initial weights.
 
@@ -64,10 +51,7 @@ def find_resume_point(
     Args:
         settings: The `checkpoint` section.
         continued: True if `--continue` named the run, which then has a checkpoint.
-        starts_anew: True if the user gave `--finetune`; otherwise a warning says that the
-            optimizer's state of another program's checkpoint is not taken.
         foreign: Checkpoints of other programs that were described already.
-        texts: Flags as typed, by option name, for the commands that continue such a checkpoint.
 
     Raises:
         CheckpointError: There is no checkpoint and the settings require one, or it is damaged.
@@ -82,9 +66,9 @@ def find_resume_point(
     model = (foreign or ForeignModels()).describe(path, settings.ckpt_step)
     if model is not None:
         _refuse_conflicts(settings, path, model)
-        commands = _continuing(path, settings.ckpt_step, texts)
-        _warn_of_foreign(model, commands, starts_anew=starts_anew)
-        return foreign_resume_point(model)
+        _report_foreign(model, finetune=settings.finetune)
+        point = foreign_resume_point(model, finetune=settings.finetune)
+        return point if settings.finetune else replace(point, **_rules(point))
     if settings.ckpt_step is not None:
         if (problem := unrecognized(path)) is not None:
             raise problem
@@ -103,21 +87,23 @@ def find_resume_point(
         return None
     if settings.finetune:
         return FoundPoint(checkpoint, manifest, survey=found)
-    rules = data_rules(checkpoint, manifest)
+    point = FoundPoint(checkpoint, manifest, survey=found)
+    return replace(point, **_rules(point))
+
+
+def _rules(point: ResumePoint) -> dict[str, Any]:
+    """Return the fields of a resume point about the data, the loss and the batch of its run."""
+    manifest = point.manifest
     training = part_of(manifest.meta, "config", "config", "training")
     batch = training.get("global_batch_size")
-    batch = batch if type(batch) is int and batch > 0 else None
-    return FoundPoint(
-        checkpoint,
-        manifest,
-        survey=found,
-        data_rules=rules,
-        loss_rules={
+    return {
+        "data_rules": data_rules(point.checkpoint, manifest),
+        "loss_rules": {
             name: training.get(name, OLDER_SETTINGS[name]) is True
             for name in ("calculate_per_token_loss", "include_padding_in_loss")
         },
-        global_batch_size=batch,
-    )
+        "global_batch_size": batch if type(batch) is int and batch > 0 else None,
+    }
 
 
 def refuse_other_family(loaded: LoadedConfig, resume: ResumePoint | None) -> None:
@@ -181,37 +167,19 @@ def unknown_tokenizer(
     return error
 
 
-def _continuing(path: Path, step: str | None, texts: Mapping[str, str]) -> str:
-    """Return the commands that continue another program's run, with the flags as typed."""
-    run, given = shlex.quote(f"{path.resolve().name}-lmcore"), run_options()
-    tokenizer = [text for name, text in texts.items() if name in _TOKENIZER]
-    data = [
-        text
-        for name, text in texts.items()
-        if name in given and given[name].section == "data" and name not in _TOKENIZER
-    ]
-    source = [shlex.quote(str(path)), run, "--to lmcore", f"--ckpt-step {step}" if step else ""]
-    convert = " ".join(["lmcore checkpoint convert", *filter(None, source), *tokenizer])
-    return f"`{convert}`, then `{' '.join([f'lmcore train --continue {run}', *data])}`"
-
-
-def _warn_of_foreign(model: ForeignModel, commands: str, *, starts_anew: bool) -> None:
-    """Report what a run does not take from another program's checkpoint.
+def _report_foreign(model: ForeignModel, *, finetune: bool) -> None:
+    """Report differences between another program's checkpoint and the model here.
 
     Args:
         model: The checkpoint's model.
-        commands: Commands that continue its run.
-        starts_anew: True if the user gave `--finetune`.
+        finetune: True if the run takes the weights alone.
     """
     from lmcore.conversion.state import TokenizerNote
 
-    path = model.path
-    for note in model.notes:
+    for note in (*model.notes, *(() if finetune else model.training_notes)):
         # Another warning says what becomes of the tokenizer.
         if not isinstance(note, TokenizerNote):
-            logger.warning("%s: %s", path, note, extra=ALL_RANKS)
-    if model.iteration and not starts_anew:
-        logger.warning(_FROM_WEIGHTS, path, model.iteration, commands, extra=ALL_RANKS)
+            logger.warning("%s: %s", model.path, note, extra=ALL_RANKS)
 
 
 def _never_saved(path: Path) -> CheckpointArgumentError:
@@ -234,14 +202,11 @@ def _refuse_conflicts(settings: CheckpointSection, path: Path, model: ForeignMod
         path: Path of `--load`.
         model: Model that was found there.
     """
-    if not settings.finetune:
-        convert = f"`lmcore checkpoint convert {shlex.quote(str(path))} RUN --to lmcore`"
+    if not settings.finetune and model.meta is None:
         raise ConfigError(
             f"`--no-finetune` cannot be used with `--load {path}`",
-            why="it is no run of lmcore: a run starts with its weights, at step 0",
-            hint="leave `--no-finetune` out"
-            if model.format == "huggingface"
-            else f"leave it out, or continue the run that {convert} makes",
+            why="it has weights alone: a run starts with them, at step 0",
+            hint="leave `--no-finetune` out",
         )
     own = {path.resolve(), model.path.resolve()}
     if settings.save is not None and Path(settings.save).resolve() in own:

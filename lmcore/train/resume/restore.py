@@ -108,6 +108,7 @@ def restore(
         with state.evaluation_weights():
             tensors = state.tensors(optimizer=False)
             reader.fill({name: tensor for name, tensor in tensors.items() if name not in new})
+        logger.info("%s", _begun_with(plan, resume))
         return checkpoint
     state.schedule = resumed_schedule(plan, manifest, state.schedule)
     warn_changed_settings(plan, manifest, precision=runtime.precision.name)
@@ -115,7 +116,8 @@ def restore(
     if its_mean and may_mask_targets(plan):
         logger.info("%s", _OTHER_MEAN)
     with state.evaluation_weights():
-        _resume(state, plan, runtime, reader)
+        seeded = _resume(state, plan, runtime, reader)
+    logger.info("%s", _continued_with(plan, resume, seeded))
     state.set_counters(manifest.meta["counters"])
     if asked.load_optim:
         state.loss_scale.restore(manifest.meta.get("loss_scale", {}))
@@ -201,8 +203,42 @@ def _fits(wanted: tuple[int, ...], found: tuple[int, ...], rows: int | None) -> 
     return wanted[1:] == found[1:] and found[0] >= rows
 
 
-def _resume(state: TrainState, plan: RunPlan, runtime: Runtime, reader: _Reader) -> None:
-    """Load weights, and the optimizer and random states that *plan* requests."""
+def _begun_with(plan: RunPlan, resume: ResumePoint) -> str:
+    """Return the line about a run that takes the weights alone from a checkpoint."""
+    reason = "as with `--finetune`: the checkpoint has no state of an optimizer that is read"
+    if plan.provenance["finetune"].kind != "checkpoint":
+        reason = "because of `--finetune`"
+    return (
+        f"taken from `{resume.checkpoint}`: weights; not taken: optimizer state, step, samples, "
+        f"random states ({reason}): the run begins at step 0"
+    )
+
+
+def _continued_with(plan: RunPlan, resume: ResumePoint, seeded: str) -> str:
+    """Return the line about a run that continues: what it has of the checkpoint, and what not.
+
+    Args:
+        plan: The run.
+        resume: The checkpoint.
+        seeded: Reason for which the random states are not the checkpoint's; empty if they are.
+    """
+    asked, counters = plan.config.checkpoint, resume.manifest.meta["counters"]
+    samples = counters["consumed_samples"]
+    parts = {"optimizer state": "" if asked.load_optim else "`--no-load-optim`"}
+    parts["random states"] = seeded
+    taken = ["weights", *(name for name, reason in parts.items() if not reason)]
+    taken += [f"step {resume.manifest.iteration:,}", f"{samples:,} samples"]
+    left = ", ".join(f"{name} ({reason})" for name, reason in parts.items() if reason)
+    line = f"taken from `{resume.checkpoint}`: {', '.join(taken)}"
+    return f"{line}; not taken: {left}" if left else line
+
+
+def _resume(state: TrainState, plan: RunPlan, runtime: Runtime, reader: _Reader) -> str:
+    """Load weights, and the optimizer and random states that *plan* requests.
+
+    Returns:
+        The reason for which random states are not the checkpoint's; empty if they are.
+    """
     asked, manifest = plan.config.checkpoint, reader.resume.manifest
     tensors = state.tensors(optimizer=asked.load_optim)
     states: dict[str, Tensor] = {}
@@ -214,17 +250,23 @@ def _resume(state: TrainState, plan: RunPlan, runtime: Runtime, reader: _Reader)
     reader.fill(tensors, named)
     if states:
         set_random_states(states, runtime)
-    elif asked.load_rng:
-        seed_everything(plan.config.training.seed, runtime, plan.layout, step=manifest.iteration)
-        model = plan.config.model
-        layouts = _saved_layout(manifest).words, plan.layout.words
-        logger.log(
-            logging.WARNING if model.attention_dropout or model.hidden_dropout else logging.INFO,
-            "random states are seeded from seed and step: %s",
-            "the checkpoint was converted"
-            if converted
-            else "the checkpoint's layout is {}, this run's {}".format(*layouts),
-        )
+        return ""
+    if not asked.load_rng:
+        return "`--no-load-rng`"
+    seed_everything(plan.config.training.seed, runtime, plan.layout, step=manifest.iteration)
+    model = plan.config.model
+    reason = "the checkpoint's layout is {}, this run's {}".format(
+        *(_saved_layout(manifest).words, plan.layout.words)
+    )
+    if converted:
+        of = "is of another program" if reader.resume.foreign else "was converted"
+        reason = f"the checkpoint {of}"
+    logger.log(
+        logging.WARNING if model.attention_dropout or model.hidden_dropout else logging.INFO,
+        "random states are seeded from seed and step: %s",
+        reason,
+    )
+    return f"seeded from seed and step: {reason}"
 
 
 def draws_alike(manifest: Manifest, layout: ParallelLayout) -> bool:

@@ -49,7 +49,7 @@ def test_megatron_and_deepspeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         assert f"a checkpoint of {name}, not a run of lmcore" in caught.value.what
         hint = str(caught.value.hint)
         assert f"`lmcore checkpoint convert {path} RUN --to lmcore`" in hint
-        assert f"`--load {path}` begins a run" in hint
+        assert f"`--load {path}` begins a run with its weights, optimizer state and step" in hint
     with pytest.raises(ConfigError) as caught:
         load_config(["--continue", "two", "--ckpt-step", "100"], foreign_run=not_a_run)
     hint = str(caught.value.hint)
@@ -82,12 +82,12 @@ def test_settings_of_a_run_that_continues() -> None:
     """They have no effect on a run from another program's weights, and the note says why."""
     loaded = load_config(
         ["--load", "meg", "--schedule", "keep", "--no-load-optim", "--profile-memory"],
-        foreign_settings=lambda path, _step: SavedSettings(str(path), {}, {}, None),
+        foreign_settings=lambda path, _step: SavedSettings(str(path), {}, {}, continues=False),
     )
     note = note_without_effect(loaded) or ""
     assert "--no-finetune" not in note
     assert (
         "`--no-load-optim`, `--schedule keep` (only for a run that continues: from `meg`, a "
-        "checkpoint of another program, a run begins at step 0 with the weights alone)" in note
+        "checkpoint of another program without the state of a run, a run begins at step 0)" in note
     )
     assert "`--profile-memory` (needs " in note
