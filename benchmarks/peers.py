@@ -36,13 +36,13 @@ def _autocast(precision: str) -> AbstractContextManager[Any]:
 def transformers_step(
     shape: Shape, *, compiled: bool, threads: int, precision: str = "fp32"
 ) -> Callable[[], float]:
-    """Return a step of the `transformers` GPT-2, BERT or T5, with its own loss."""
+    """Return a step of the `transformers` GPT-2, Llama, BERT or T5, with its own loss."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     import torch
 
     torch.set_num_threads(threads)
     torch.manual_seed(0)
-    model, batch = {"bert": _bert, "t5": _t5}.get(shape.family, _gpt2)(shape)
+    model, batch = _MODELS[shape.family](shape)
     model.train()
     run = torch.compile(model) if compiled else model
     optimizer = _adamw(model)
@@ -76,6 +76,25 @@ def _gpt2(shape: Shape) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
     )
     tokens, _ = _batch(shape)
     return GPT2LMHeadModel(config), {"input_ids": tokens, "labels": tokens}
+
+
+def _llama(shape: Shape) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
+    """Return Llama with shared keys, and separate weights of embedding and head."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=shape.vocab_size,
+        hidden_size=shape.hidden_size,
+        intermediate_size=shape.ffn_size,
+        num_hidden_layers=shape.num_layers,
+        num_attention_heads=shape.num_heads,
+        num_key_value_heads=shape.num_groups,
+        max_position_embeddings=shape.seq_length,
+        attn_implementation="sdpa",
+        use_cache=False,
+    )
+    tokens, _ = _batch(shape)
+    return LlamaForCausalLM(config), {"input_ids": tokens, "labels": tokens}
 
 
 def _bert(shape: Shape) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
@@ -131,6 +150,9 @@ def _t5(shape: Shape) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:
         "attention_mask": torch.ones_like(tokens),
         "labels": answers,
     }
+
+
+_MODELS = {"gpt": _gpt2, "llama": _llama, "bert": _bert, "t5": _t5}
 
 
 def megatron_step(

@@ -41,8 +41,9 @@ def _flags(shape: Shape, prefix: str, *, compiled: bool, threads: int) -> list[s
 
 def _tokenizer(shape: Shape, directory: Path) -> list[str]:
     """Return flags of family and tokenizer; BERT and T5 are the originals, as in transformers."""
-    if shape.family == "gpt":
-        return ["--tokenizer-type", "NullTokenizer", "--vocab-size", str(shape.vocab_size - 1)]
+    if shape.family in {"gpt", "llama"}:
+        null = ["--tokenizer-type", "NullTokenizer", "--vocab-size", str(shape.vocab_size - 1)]
+        return null if shape.family == "gpt" else [*null, *_llama(shape)]
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[BOS]", "[EOS]"]
     extra = 0 if shape.family == "bert" else _SENTINELS
     words = [*special, *(f"w{i}" for i in range(shape.vocab_size - len(special) - extra))]
@@ -52,6 +53,15 @@ def _tokenizer(shape: Shape, directory: Path) -> list[str]:
     if shape.family == "t5":
         return [*_T5, "--decoder-seq-length", str(shape.decoder_length), *tokenizer]
     return ["--model-family", "bert", "--bert-post-norm", "--bert-gelu", "erf", *tokenizer]
+
+
+def _llama(shape: Shape) -> list[str]:
+    return [
+        *("--position-embedding-type", "rope", "--normalization", "RMSNorm", "--swiglu"),
+        *("--disable-bias-linear", "--untie-embeddings-and-output-weights"),
+        *("--group-query-attention", "--num-query-groups", str(shape.num_groups)),
+        *("--ffn-hidden-size", str(shape.ffn_size)),
+    ]
 
 
 def _data(shape: Shape, directory: Path) -> str:
@@ -66,7 +76,7 @@ def _data(shape: Shape, directory: Path) -> str:
         for _ in range(200):
             ids = random.integers(7, min(50257, shape.vocab_size - 1), size=4 * shape.seq_length)
             sentences = None
-            if shape.family != "gpt":
+            if shape.family in {"bert", "t5"}:
                 sentences = [shape.seq_length // 8] * 32
             writer.add_document(ids.tolist(), sentences)
     return prefix

@@ -10,6 +10,7 @@ installed is left out and named.
     python benchmarks/train_step.py --shape 124m --precision bf16
     python benchmarks/train_step.py --family bert --contenders lmcore transformers
     python benchmarks/train_step.py --family t5 --contenders lmcore transformers
+    python benchmarks/train_step.py --family llama --contenders lmcore transformers
 
 Contenders: `lmcore` is what `lmcore train` runs (loader, metrics and all); `lmcore-bare` is the
 same model and kernels in a hand-written loop, for the cost of the framework.  With `--precision
@@ -48,6 +49,8 @@ class Shape:
     vocab_size: int = 50304
     family: str = "gpt"
     decoder_length: int = 0
+    num_groups: int = 0
+    ffn_size: int = 0
 
     @property
     def tokens(self) -> int:
@@ -63,6 +66,8 @@ SHAPES = {
     "bert-toy": Shape(2, 32, 2, 32, 2, vocab_size=512, family="bert"),
     "t5-small": Shape(6, 512, 8, 512, 2, 32128, family="t5", decoder_length=128),
     "t5-toy": Shape(2, 32, 2, 32, 2, 512, family="t5", decoder_length=16),
+    "llama-110m": Shape(12, 768, 12, 512, 1, 32000, "llama", num_groups=4, ffn_size=2048),
+    "llama-toy": Shape(2, 32, 2, 32, 1, 512, "llama", num_groups=1, ffn_size=64),
     "toy": Shape(2, 32, 2, 32, 1, vocab_size=512),
 }
 
@@ -166,7 +171,7 @@ def main() -> None:
     """Measure and print a table, or JSON."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--shape", choices=SHAPES)
-    parser.add_argument("--family", choices=("gpt", "bert", "t5"), default="gpt")
+    parser.add_argument("--family", choices=("gpt", "llama", "bert", "t5"), default="gpt")
     parser.add_argument("--contenders", nargs="*", default=list(CONTENDERS))
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--turns", type=int, default=5)
@@ -177,6 +182,7 @@ def main() -> None:
     asked = parse(parser, shape="toy", turns=1, per_turn=1, threads=1)
     usual = {
         "gpt": ("small", "toy"),
+        "llama": ("llama-110m", "llama-toy"),
         "bert": ("bert-base-128", "bert-toy"),
         "t5": ("t5-small", "t5-toy"),
     }[asked.family]

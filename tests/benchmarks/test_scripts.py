@@ -121,6 +121,12 @@ TABLES = (
         peers=("transformers",),
     ),
     Run(
+        "train_step",
+        "--family llama --contenders lmcore transformers",
+        rows=("lmcore",),
+        peers=("transformers",),
+    ),
+    Run(
         "generation",
         "--family t5",
         rows=("batch 1, tokens/s: lmcore", "batch 2, tokens/s: lmcore"),
