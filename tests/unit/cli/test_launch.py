@@ -267,7 +267,8 @@ def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "@hookimpl\ndef lmcore_create_device(): ...\n"
         )
     monkeypatch.syspath_prepend(site)
-    for variable in ("LMCORE_PLUGINS", "LMCORE_PLUGIN_OFF", "LMCORE_DEVICE"):
+    monkeypatch.setenv("LMCORE_PLUGINS", "chip,dice")  # others name devices as well
+    for variable in ("LMCORE_PLUGIN_OFF", "LMCORE_DEVICE"):
         monkeypatch.delenv(variable, raising=False)
 
 
