@@ -60,6 +60,7 @@ CHECKED_CHANGES: Mapping[str, tuple[str, str]] = {
     "layernorm_epsilon": ("gpt", "--layernorm-epsilon 1e-6"),
     "global_batch_size": ("gpt", "--global-batch-size 4"),
     "rampup_batch_size": ("samples", "--rampup-batch-size 4 4 40"),
+    "step_batch_size_schedule": ("samples", "--step-batch-size-schedule 0:4 128:8"),
     "shampoo_max_preconditioner_dim": ("shampoo", "--shampoo-max-preconditioner-dim 8"),
     "seed": ("gpt", "--seed 5"),
     "data_path": ("gpt", "--data-path {other}"),
@@ -68,6 +69,7 @@ CHECKED_CHANGES: Mapping[str, tuple[str, str]] = {
     "data_file_list": ("gpt", "--data-file-list {list} --split -"),
     "corpus": ("gpt", "--corpus shakespeare --split -"),
     "train_data": ("gpt", "--train-data shakespeare --split -"),
+    "mock_data": ("gpt", "--mock-data"),
     "split": ("gpt", "--split 70,20,10"),
     "split_rule": ("rounding", "--split-rule legacy"),
     "blend_rule": ("blend", "--blend-rule lmcore-2026.11"),
@@ -171,7 +173,7 @@ def test_a_checked_setting_is_refused(
     base, change = CHECKED_CHANGES[name]
     flags = BASES[base].format(**paths)
     saved = train_once(flags)
-    sources = ("--train", "--data-file", "--corpus", "--no-tensorboard {ranges}")
+    sources = ("--train", "--data-file", "--mock-data", "--corpus", "--no-tensorboard {ranges}")
     prefix = None if change.startswith(sources) else paths["same"]
     flags = changed(flags, f"{change.format(**paths)} --load {saved.directory}")
     run = train("changed", flags, prefix)

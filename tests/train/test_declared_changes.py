@@ -105,6 +105,7 @@ CHANGES: Mapping[str, tuple[str, str]] = {
     "keep_every": ("gpt", "--keep-every 6 --keep-last 1"),
     "save_best": ("gpt", "--save-best"),
     "async_save": ("gpt", "--async-save --save-interval 1"),
+    "save_final": ("gpt", "--no-save-final"),
     "save_optim": ("gpt", "--no-save-optim"),
     "save_rng": ("gpt", "--no-save-rng"),
     "load_rng": ("gpt", "--no-load-rng"),

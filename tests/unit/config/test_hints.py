@@ -232,6 +232,7 @@ LINES: dict[str, tuple[str, ...]] = {
     "generate --num-layers 3": (),
     "generate --num-layers 4 --num-layers 3": (),
     "generate --model-family bert": (),
+    "generate --prompts a b": (),
     "run --nnodes 2": (),
     "run --max-restarts 3": (),
 }
