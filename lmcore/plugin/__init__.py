@@ -26,12 +26,19 @@ from lmcore.plugin.hook_calls import (
     validate_config,
 )
 from lmcore.plugin.known_packages import device_packages
-from lmcore.plugin.policy_choice import choose_precision, choose_recompute, choose_stager
+from lmcore.plugin.policy_choice import (
+    AUTO,
+    choose_precision,
+    choose_recompute,
+    choose_stager,
+    fastest_precision,
+)
 from lmcore.plugin.record import PluginRecord, PluginSet, PluginState
 from lmcore.plugin.selection import HANDED_DOWN, REQUEST, Selection, select, verify
 
 __all__ = [
     "ALLOW_LIST",
+    "AUTO",
     "GROUP",
     "HANDED_DOWN",
     "REQUEST",
@@ -50,6 +57,7 @@ __all__ = [
     "device_packages",
     "discover",
     "doctor_checks",
+    "fastest_precision",
     "launch_env",
     "op_impls",
     "precision_policies",

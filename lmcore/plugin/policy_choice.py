@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from lmcore.base.errors import ConfigError, DeviceError, LmcoreError, PluginError, suggestion
 from lmcore.contract.precision.policy import PrecisionPolicy
 from lmcore.contract.recompute import RecomputePolicy
 from lmcore.contract.transfer.staging import CheckpointStager, host_copy_stager
 
-__all__ = ["choose_precision", "choose_recompute", "choose_stager"]
+if TYPE_CHECKING:
+    from lmcore.contract.device import Device
+
+__all__ = [
+    "AUTO",
+    "choose_precision",
+    "choose_recompute",
+    "choose_stager",
+    "fastest_precision",
+]
+
+AUTO = "auto"
+"""Value of `--precision` that leaves the choice to the device's measured products."""
+_LEAST_GAIN = 1.25
+"""How many times as fast products must be: a step has parts that gain nothing."""
 
 Policy = TypeVar("Policy", PrecisionPolicy, RecomputePolicy)
 Ranked = TypeVar("Ranked", PrecisionPolicy, CheckpointStager)
@@ -28,6 +42,35 @@ def choose_precision(policies: Iterable[PrecisionPolicy], name: str | None) -> P
     if name is not None:
         return _named(offered, "precision", name)
     return _highest(offered, "precision policies", "name one with `--precision`")
+
+
+def fastest_precision(
+    policies: Iterable[PrecisionPolicy], device: Device
+) -> tuple[PrecisionPolicy, str]:
+    """Return the policy that `--precision auto` takes, and the reason.
+
+    It is the device's default, or bfloat16 if its products are 1.25 times as fast as the default's
+    by the device's peak, and weights are kept as by the default.
+
+    Raises:
+        DeviceError: The device can run no policy.
+        PluginError: Two have the highest priority.
+    """
+    offered = [*policies]
+    default = choose_precision(offered, None)
+    if device.peak_flops is None:
+        unknown = device.missing.get("peak_flops", "the device does not tell its peak")
+        return default, f"the device's default, since {unknown}"
+    usual = device.peak_flops(default.compute) or 0.0
+    for policy in offered:
+        other = policy.compute == "bfloat16" != default.compute and policy.keep == default.keep
+        if not other or policy.loss_scaling or _unavailable(policy) is not None:
+            continue
+        rate = device.peak_flops(policy.compute) or 0.0
+        if usual > 0 and rate >= _LEAST_GAIN * usual:
+            gain = f"{rate / usual:.1f} times as fast as those in {default.compute}"
+            return policy, f"products in bfloat16 are {gain} here"
+    return default, "the device's default: bfloat16 has no faster products here"
 
 
 def choose_recompute(policies: Iterable[RecomputePolicy], name: str) -> RecomputePolicy:
@@ -71,7 +114,7 @@ def _named(policies: Sequence[Policy], option: str, name: str) -> Policy:
     raise ConfigError(
         f"`--{option} {name}`: the device does not offer it",
         why=_reasons(policies) or None,
-        hint=suggestion(name, able) if able else None,
+        hint=suggestion(name, able + [AUTO] * (option == "precision")) if able else None,
     )
 
 

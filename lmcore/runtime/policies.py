@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lmcore.base.errors import ConfigError
 from lmcore.contract.recompute import Placement
 from lmcore.plugin import (
+    AUTO,
     checkpoint_stagers,
     choose_precision,
     choose_recompute,
     choose_stager,
+    fastest_precision,
     precision_policies,
     recompute_policies,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from lmcore.config.section import Config
     from lmcore.contract.device import Device
     from lmcore.contract.precision.policy import PrecisionPolicy
     from lmcore.contract.recompute import RecomputePolicy
     from lmcore.contract.transfer.staging import CheckpointStager
     from lmcore.plugin import PluginSet, Selection
+    from lmcore.runtime.process.rendezvous import Rendezvous
 
 __all__ = ["Policies", "start_policies"]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -45,9 +53,20 @@ class Policies:
 
 
 def start_policies(
-    config: Config, plugins: PluginSet, selection: Selection, device: Device
+    config: Config,
+    plugins: PluginSet,
+    selection: Selection,
+    device: Device,
+    rendezvous: Rendezvous | None = None,
 ) -> Policies:
     """Choose the policies that the configuration names and verify them on the device.
+
+    Args:
+        config: Settings of the run.
+        plugins: Plugins that the launcher found.
+        selection: The launcher's decision.
+        device: The device.
+        rendezvous: Connection of the processes; None if this is the only one.
 
     Raises:
         ConfigError: The device does not offer a policy, or it cannot be combined with another
@@ -56,7 +75,11 @@ def start_policies(
         PluginError: Two plugins offer the same policy.
     """
     section = config.accelerator
-    precision = choose_precision(precision_policies(plugins, selection, device), section.precision)
+    offered = precision_policies(plugins, selection, device)
+    named = section.precision
+    if named == AUTO:
+        named = _measured(offered, device, rendezvous)
+    precision = choose_precision(offered, named)
     precision.verify(device)
     if section.loss_scale and not precision.loss_scaling:
         raise ConfigError(
@@ -83,3 +106,17 @@ def start_policies(
             checkpoint_stagers(plugins, selection, device), copies=config.checkpoint.async_save
         ),
     )
+
+
+def _measured(
+    offered: Sequence[PrecisionPolicy], device: Device, rendezvous: Rendezvous | None
+) -> str:
+    """Return the name of the fastest precision, which rank 0 measures for all ranks."""
+    chosen, why = "", ""
+    if rendezvous is None or rendezvous.rank.rank == 0:
+        policy, why = fastest_precision(offered, device)
+        chosen = policy.name
+        logger.info("precision %s: %s", chosen, why)
+    if rendezvous is not None:
+        chosen = rendezvous.gather(chosen, "the precision that is fastest")[0]
+    return chosen

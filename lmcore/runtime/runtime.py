@@ -182,7 +182,7 @@ def start_runtime(
         _require_valid(config, plugins, selection, device)
         rng = device.rng_tracker()
         rng.verify()
-        policies = start_policies(config, plugins, selection, device)
+        policies = start_policies(config, plugins, selection, device, rendezvous)
         stack.enter_context(deterministic_algorithms(wanted=section.deterministic))
         processes = None
         if rendezvous is not None:  # one process needs no backend, also if the settings name one

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from lmcore.base.signals import raise_swallowed_signal
 from lmcore.checkpoint import WritePlanner
 from lmcore.parallel.random_states import seed_everything
+from lmcore.plugin import AUTO
 from lmcore.runtime.process.stop_limit import StopLimit
 from lmcore.runtime.runtime import connect_processes, start_runtime
 from lmcore.train.datasets import build_datasets
@@ -23,11 +24,12 @@ from lmcore.train.report.startup_clock import PhaseClock
 from lmcore.train.resume.point import verify_resume_point
 from lmcore.train.resume.restore import restore
 from lmcore.train.resume.save import Saver, Snapshot, take_snapshot
+from lmcore.train.resume.saved_run import part_of
 from lmcore.train.resume.schedule import check_learning_rate
 from lmcore.train.resume.validation_history import ValidationHistory
 
 if TYPE_CHECKING:
-    from lmcore.config.plan import RunPlan
+    from lmcore.config.plan import ResumePoint, RunPlan
     from lmcore.data.prepare.choose_texts import RunText
     from lmcore.data.tokenizer import Tokenizer
     from lmcore.evaluation.task import Task
@@ -75,12 +77,16 @@ def run_training(
     """
     raise_swallowed_signal()
     clock, stop_limit = clock or PhaseClock(), stop_limit or StopLimit(0)
+    plan = _with_precision(plan, _precision_of(plan.resume))
     with (
         connect_processes(
             plan.config, rank, "their settings", plan.settings, hint=_SAME_SETTINGS
         ) as rendezvous,
         start_runtime(plan.config, plugins, selection, rank, rendezvous) as runtime,
-        open_report(plan, runtime, plugins, clock) as report,
+        # The run's files have the precision that was chosen, so that it is kept from now on.
+        open_report(
+            plan := _with_precision(plan, runtime.precision.name), runtime, plugins, clock
+        ) as report,
     ):
         clock.mark("device")
         if rendezvous is not None:
@@ -120,6 +126,24 @@ def run_training(
             ):
                 train(engine, datasets, plan, runtime, report, saver, exits, history)
             return report.finish(engine, datasets, checkpoint)
+
+
+def _with_precision(plan: RunPlan, name: str | None) -> RunPlan:
+    """Return the plan with a precision in the place of `auto`; None leaves it."""
+    section = plan.config.accelerator
+    if section.precision != AUTO or name is None:
+        return plan
+    section = dataclasses.replace(section, precision=name)
+    config = dataclasses.replace(plan.config, accelerator=section)
+    return dataclasses.replace(plan, config=config)
+
+
+def _precision_of(resume: ResumePoint | None) -> str | None:
+    """Return the precision that a run has continued with so far; None if it is unknown."""
+    if resume is None or resume.foreign:
+        return None
+    found = part_of(resume.manifest.meta, "config", "config", "accelerator").get("precision")
+    return found if isinstance(found, str) else None
 
 
 def _exit_conditions(plan: RunPlan, runtime: Runtime, clock: PhaseClock) -> ExitConditions:

@@ -47,7 +47,8 @@ class AcceleratorSection:
     plugin_off: tuple[str, ...] = plugin_off_option()
     precision: str | None = option(
         None,
-        "Precision policy, such as fp32, bf16 or fp16; default: the first that the device lists.",
+        "Precision policy, such as fp32, bf16 or fp16; auto: bf16 if its products are faster here "
+        "than those of the default, the first that the device lists.",
         metavar="NAME",
     )
     loss_scale: float | None = option(

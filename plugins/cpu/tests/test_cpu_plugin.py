@@ -102,6 +102,7 @@ def test_a_disturbance_does_not_lower_the_peak(monkeypatch):
 
 def test_the_peak_covers_the_fastest_product_of_this_plugin(monkeypatch, give_facts):
     """The peak includes the plugin's own kernels, so that no model is faster than it."""
+    monkeypatch.setattr(device_module, "_measured", {})
     rates = iter([100.0, 120.0])
     peak = device_module._PeakFlops(size=8)
     monkeypatch.setattr(peak, "_best_rate", lambda size, multiply: next(rates))
@@ -112,6 +113,7 @@ def test_the_peak_covers_the_fastest_product_of_this_plugin(monkeypatch, give_fa
 @pytest.mark.parametrize("small_seconds, size", [(0.001, 1024), (0.1, 256)])
 def test_a_slow_dtype_is_measured_by_small_products(monkeypatch, small_seconds, size):
     """Small products are measured if a large one would take seconds, as in an emulated dtype."""
+    monkeypatch.setattr(device_module, "_measured", {})
     peak = device_module._PeakFlops(seconds=0.5)
     monkeypatch.setattr(peak, "_time", lambda dtype, size: small_seconds)
     monkeypatch.setattr(peak, "_best_rate", lambda size, multiply: float(size))
@@ -192,6 +194,23 @@ def test_a_warning_is_a_line_of_the_log(give_facts, capfd):
     plan = {"config": {"accelerator": {"precision": "bf16"}}}
     plugin.lmcore_run_start({"rank": 0, "plan": plan})
     assert capfd.readouterr().err.startswith("warning: this processor has no instructions")
+
+
+@pytest.mark.parametrize("gain, names", [(1.9, True), (1.1, False)])
+def test_a_faster_precision_is_named(monkeypatch, give_facts, caplog, gain, names):
+    """Rank 0 says what bf16 would gain by measured products, if no precision was chosen."""
+    give_facts(bfloat16_products=True)
+    rates = {"float32": 100.0, "bfloat16": 100.0 * gain}
+    monkeypatch.setattr(device_module._PeakFlops, "__call__", lambda self, dtype: rates[dtype])
+    monkeypatch.setattr(host, "cpu_count", lambda: 64)
+    for rank, given, seconds in ((0, None, 0.5), (1, None, 0.5), (0, "fp32", 0.5), (0, None, 0)):
+        caplog.clear()
+        own = {"cpu": {"peak_seconds": seconds}}
+        plan = {"config": {"accelerator": {"precision": given}, "plugins": own}}
+        with caplog.at_level(logging.INFO):
+            plugin.lmcore_run_start({"rank": rank, "plan": plan})
+        is_said = "1.9 times as fast as in float32" in caplog.text
+        assert is_said == (names and rank == 0 and given is None and seconds > 0)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from lmcore.contract import (
     full_precision_policy,
     none_policy,
 )
-from lmcore.plugin import choose_precision, choose_recompute, choose_stager
+from lmcore.plugin import choose_precision, choose_recompute, choose_stager, fastest_precision
 
 
 def precision(name: str, priority: int = 0, reason: str | None = None) -> PrecisionPolicy:
@@ -50,6 +51,41 @@ def test_no_precision() -> None:
     assert caught.value.why == "its plugin offers none"
 
 
+HALVES = (
+    PrecisionPolicy("fp32", "float32", "float32", "float32", nullcontext, priority=9),
+    PrecisionPolicy("bf16", "bfloat16", "float32", "float32", nullcontext),
+    PrecisionPolicy("pure", "bfloat16", "bfloat16", "float32", nullcontext, priority=2),
+    PrecisionPolicy("fp16", "float16", "float32", "float32", nullcontext, loss_scaling=True),
+)
+
+
+@pytest.mark.parametrize(
+    "rates, chosen",
+    [
+        ({"float32": 100.0, "bfloat16": 125.0}, "bf16"),
+        ({"float32": 100.0, "bfloat16": 120.0, "float16": 900.0}, "fp32"),
+        ({"float32": 100.0, "bfloat16": None}, "fp32"),
+        ({"float32": None, "bfloat16": 100.0}, "fp32"),
+    ],
+)
+def test_the_fastest_precision(rates: dict[str, float | None], chosen: str) -> None:
+    """It is bf16 if the device multiplies it faster; weights are kept as by the default."""
+    device: Any = SimpleNamespace(peak_flops=rates.get, missing={})
+    policy, why = fastest_precision(HALVES, device)
+    assert policy.name == chosen
+    assert ("1.2 times as fast as those in float32" in why) == (chosen == "bf16")
+
+
+def test_the_fastest_precision_without_a_peak_or_without_bf16() -> None:
+    """The default is taken, and the reason is the device's."""
+    device: Any = SimpleNamespace(peak_flops=None, missing={"peak_flops": "nobody knows it"})
+    policy, why = fastest_precision(HALVES, device)
+    assert (policy.name, why) == ("fp32", "the device's default, since nobody knows it")
+    device = SimpleNamespace(peak_flops={"float32": 1.0, "bfloat16": 9.0}.get, missing={})
+    lacking = replace(HALVES[1], available=lambda: "not here")
+    assert fastest_precision([HALVES[0], lacking, HALVES[3]], device)[0].name == "fp32"
+
+
 def test_tie() -> None:
     """Two defaults are an error that lists both, unless one is named."""
     both = [precision("a", 5), precision("b", 5)]
@@ -64,7 +100,7 @@ def test_unknown_name() -> None:
     offered = [precision("bf16"), precision("fp32"), precision("fp8", 0, "no such units")]
     with pytest.raises(ConfigError, match="`--precision fp31`: the device does not") as caught:
         choose_precision(offered, "fp31")
-    assert caught.value.hint == "did you mean `fp32`? known: `bf16`, `fp32`"
+    assert caught.value.hint == "did you mean `fp32`? known: `auto`, `bf16`, `fp32`"
     assert caught.value.why == "`fp8`: no such units"
 
 

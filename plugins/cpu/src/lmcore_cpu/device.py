@@ -35,6 +35,8 @@ _DTYPES = frozenset({"float32", "float64", "bfloat16", "float16"})
 _SMALL = 256
 _STATUS = Path("/proc/self/status")
 _CLEAR_REFS = Path("/proc/self/clear_refs")
+_measured: dict[tuple[str, int, int, int, float], float] = {}
+"""FLOP/s of each case that this process has measured."""
 _RESET_PEAK = "5"  # man 5 proc: resets the high-water mark of resident memory
 
 
@@ -171,17 +173,16 @@ class _PeakFlops:
         self.size = size
         self.patience = patience
         self.seconds = seconds
-        self.measured: dict[tuple[str, int], float] = {}
 
     def __call__(self, dtype: str) -> float | None:
         """Return FLOP/s for a dtype's name, or None for one that products are not computed in."""
         if dtype not in _DTYPES:
             return None
-        case = (dtype, torch.get_num_threads())
-        if case not in self.measured:
+        case = (dtype, torch.get_num_threads(), self.size, self.patience, self.seconds)
+        if case not in _measured:
             with torch.inference_mode():
-                self.measured[case] = max(self._rates(getattr(torch, dtype)))
-        return self.measured[case]
+                _measured[case] = max(self._rates(getattr(torch, dtype)))
+        return _measured[case]
 
     def _rates(self, dtype: torch.dtype) -> list[float]:
         size = self.size

@@ -136,17 +136,22 @@ def lmcore_doctor() -> list[Check]:
 
 @hookimpl
 def lmcore_run_start(run: Mapping[str, Any]) -> None:
-    """Warn of a precision without instructions, and of more threads than the host has cores."""
+    """Warn of a precision without instructions, and of more threads than cores; name a faster."""
     import torch
 
     from lmcore.base.errors import counted
     from lmcore_cpu.host import cpu_count
-    from lmcore_cpu.precision import slow_precision
+    from lmcore_cpu.precision import faster_precision, slow_precision
 
-    accelerator = run.get("plan", {}).get("config", {}).get("accelerator", {})
-    slow = slow_precision(accelerator.get("precision"))
+    config = run.get("plan", {}).get("config", {})
+    precision = config.get("accelerator", {}).get("precision")
+    slow = slow_precision(precision)
     if run["rank"] == 0 and slow is not None:
         logger.warning("%s", slow)
+    own = config.get("plugins", {}).get("cpu", {})
+    faster = faster_precision(precision, own.get("peak_seconds", 0)) if run["rank"] == 0 else None
+    if faster is not None:
+        logger.info("%s", faster)
     workers = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     threads, cores = torch.get_num_threads(), cpu_count()
     if run["rank"] == 0 and workers * threads > cores:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from lmcore_cpu.kernel.processor import facts
 
-__all__ = ["half_precisions", "slow_precision"]
+__all__ = ["faster_precision", "half_precisions", "slow_precision"]
+
+_LEAST_GAIN = 1.25
+"""How many times as fast products must be to be named: a step has parts that gain nothing."""
 
 
 def half_precisions() -> dict[str, bool]:
@@ -25,4 +28,26 @@ def slow_precision(precision: str | None) -> str | None:
     return (
         f"this processor has no instructions for products in {dtype}: `--precision {precision}` is "
         "likely to be slower than `--precision fp32`, the default here"
+    )
+
+
+def faster_precision(precision: str | None, peak_seconds: float) -> str | None:
+    """Return a line about bf16 if its products are faster here than the default's; None otherwise.
+
+    Args:
+        precision: Value of `--precision`; None for the default.
+        peak_seconds: Longest time to measure; 0: do not.
+    """
+    if precision is not None or not peak_seconds or not facts().bfloat16_products:
+        return None
+    from lmcore_cpu.device import create_device
+    from lmcore_cpu.settings import CpuSection
+
+    peak = create_device(CpuSection(peak_seconds=peak_seconds)).require("peak_flops")
+    gain = peak("bfloat16") / peak("float32")
+    if gain < _LEAST_GAIN:
+        return None
+    return (
+        f"products in bfloat16 are {gain:.1f} times as fast as in float32 on this processor: "
+        "`--precision bf16` trains faster"
     )
