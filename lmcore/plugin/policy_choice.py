@@ -24,7 +24,7 @@ __all__ = [
 AUTO = "auto"
 """Value of `--precision` that leaves the choice to the device's measured products."""
 _LEAST_GAIN = 1.25
-"""How many times as fast products must be: a step has parts that gain nothing."""
+"""Least ratio of the products' speeds: a step has parts that gain nothing."""
 
 Policy = TypeVar("Policy", PrecisionPolicy, RecomputePolicy)
 Ranked = TypeVar("Ranked", PrecisionPolicy, CheckpointStager)

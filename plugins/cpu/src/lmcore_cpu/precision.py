@@ -7,7 +7,7 @@ from lmcore_cpu.kernel.processor import facts
 __all__ = ["faster_precision", "half_precisions", "slow_precision"]
 
 _LEAST_GAIN = 1.25
-"""How many times as fast products must be to be named: a step has parts that gain nothing."""
+"""Least ratio of the products' speeds to name: a step has parts that gain nothing."""
 
 
 def half_precisions() -> dict[str, bool]:
