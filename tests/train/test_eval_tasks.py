@@ -72,7 +72,9 @@ def test_scores_and_what_they_leave_alone(
                 if one["error"] is not None
             }
             counts = {"examples": wanted[name]["examples"]}
-            assert values == pytest.approx({**metrics, **errors, **counts}, rel=1e-6)
+            # An error comes from the differences of examples, which have fewer digits.
+            assert {key: values.pop(key) for key in errors} == pytest.approx(errors, rel=1e-5)
+            assert values == pytest.approx({**metrics, **counts}, rel=1e-6)
     assert run.summary["tasks"] == run.rows[-1]["tasks"]
     assert run.summary["tasks_step"] == 6
     assert run.summary["task_seconds"] > 0

@@ -52,8 +52,6 @@ from lmcore.config.foreign.generate import GivenModel
 from lmcore.config.option import options_of
 from lmcore.config.options.command_line import parse_with_plugins, wants_help
 from lmcore.evaluation.chosen import require_examples
-from lmcore.evaluation.passes import BLOCK
-from lmcore.evaluation.requests import positions_read
 from lmcore.plugin.registrations import plugin_sections
 from lmcore.runtime.launch.worker_protocol import launch_info
 
@@ -172,6 +170,8 @@ def _evaluate(
 ) -> None:
     """Load each model, score it and show all results; other ranks than 0 hold parts of models."""
     found: list[tuple[str, list[Result]]] = []
+    from lmcore.evaluation.passes import BLOCK
+
     names = _distinct(checkpoints)
     if not plan.rank.rank:
         _say_files(section, names, wanted)
@@ -233,6 +233,8 @@ def _require_shape(section: EvaluateSection, checkpoint: Path, model: GivenModel
     Raises:
         CheckpointError, ConfigError: It cannot.
     """
+    from lmcore.evaluation.requests import positions_read
+
     shape = shape_of(section, checkpoint)
     if shape is None:
         return

@@ -165,7 +165,8 @@ class ModelSection:
     )
     pad_vocab_size_to: int | None = option(
         None,
-        "Pad the vocabulary to exactly this many rows, in place of make_vocab_size_divisible_by.",
+        "Pad the vocabulary to exactly this many rows; make_vocab_size_divisible_by then has no "
+        "effect.",
         minimum=1,
         on_resume=FREE,
     )
