@@ -19,14 +19,14 @@ from lmcore.model.checkpoint_format import format_of
 
 
 def require_no_checksums(
-    path: Path, monkeypatch: pytest.MonkeyPatch, *, iteration: int | None = 7
+    path: Path, monkeypatch: pytest.MonkeyPatch, *, optimizer: bool = True
 ) -> None:
     """Require that a description of a checkpoint of `trained` compares no checksums of tensors.
 
     Args:
         path: Directory of the checkpoint.
         monkeypatch: Fixture of that name.
-        iteration: Step of the state of the optimizer; None without one.
+        optimizer: True if it has the optimizer's state.
     """
     name = format_of(path)
     assert name is not None
@@ -42,9 +42,10 @@ def require_no_checksums(
         monkeypatch.setattr(module, "damaged_record", compare)
     found = describe(str(path), name)
     assert found["shape"] == GPT.to_dict()
-    assert found["step"] == iteration
+    assert found["step"] == 7
+    assert (found["meta"] is not None) == optimizer
     content = content_of(path)
-    kinds = 1 if iteration is None else 3
+    kinds = 3 if optimizer else 1
     assert len(content.tensors) == len(trained().parameters) * kinds
     assert not compared
     read = content_of(path, verify=True)
