@@ -130,6 +130,11 @@ def test_slowness_is_measured_now_and_then():
     assert [calibration.sample() for _ in range(3)] == pytest.approx([2, 2, 2.5])
 
 
+def test_a_faster_loop_leaves_seconds_as_they_are() -> None:
+    """Processes and files are no faster where Python's loops are."""
+    assert Calibration(lambda: durations.REFERENCE_LOOP / 2).sample() == 1
+
+
 def test_budgets_are_of_the_innermost_folder():
     """A test counts for the closest folder with a budget, and one of the full set for none."""
     limits = Limits({"tests": 10.0, "tests/unit": 1.0})

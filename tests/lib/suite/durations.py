@@ -2,7 +2,8 @@
 
 Machines differ and are busy, so wall-clock seconds alone say little.  Between tests a short
 calibration loop is timed; a test's seconds are divided by how much slower the loop runs than on the
-reference machine.  In these seconds
+reference machine.  Where it runs faster they stay as they are: tests are mostly starts of
+processes, imports and files, which are no faster there.  In these seconds
 
 - a test of the fast set may take `LONGEST`, or `LONGEST_SLOW`, its fixtures included;
 - the fast tests of a folder may take twice its budget in `tests/budget.toml`.
@@ -68,14 +69,14 @@ class Calibration:
         self._last: deque[float] = deque(maxlen=SAMPLES)
 
     def sample(self) -> float:
-        """Return the slowness: the median of the last measurements, with a new one if they are old.
+        """Return the slowness, 1 at least: the median of the last measurements, renewed in time.
 
         One loop is short enough to run between two turns of the other processes.
         """
         if self._clock() - self._at >= SAMPLE_EVERY:
             self._last.append(self._loop() / REFERENCE_LOOP)
             self._at = self._clock()
-        return statistics.median(self._last)
+        return max(1.0, statistics.median(self._last))
 
 
 @dataclass
