@@ -1,4 +1,4 @@
-// Vectors of AVX-512: avx512.cpp and amx.cpp.
+// Vectors of AVX-512: avx512.cpp, avx512_bf16.cpp and amx.cpp.
 
 #pragma once
 

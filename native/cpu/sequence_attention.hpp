@@ -322,7 +322,7 @@ struct BackwardRoom {
 };
 
 // Turns scores and gradients of probabilities, keys as rows, into probabilities and gradients of scores.
-// first: query of the first column less the key of the first row; a query sees the keys up to it.
+// is_diagonal: both blocks begin at the same position, and a query sees the keys up to its own.
 inline void differentiate(const float *scores, const float *probability_grads, const float *logs,
                           const float *deltas, float scale, bool is_diagonal, Half *probabilities,
                           Half *score_grads, Pair *score_pairs) {
