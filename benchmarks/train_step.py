@@ -2,8 +2,8 @@
 
 Every contender trains the same shape on random token ids with AdamW and clipping at 1.0, each in
 its own process.  They take turns, a few steps each, so that a change of the machine's speed falls
-on all of them; the figures are medians over the turns and their ratios.  A peer that is not
-installed is left out and named.
+on all of them; the figures are medians over the turns and their ratios, and the most memory that
+each process ever held.  A peer that is not installed is left out and named.
 
     python benchmarks/train_step.py                     # small model, eager
     python benchmarks/train_step.py --shape 124m --contenders lmcore+compile transformers+compile
@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
 import statistics
 import subprocess
 import sys
@@ -97,13 +98,16 @@ class Contender:
             text=True,
         )
         self.ready = self._answer()
+        self.peak_mb = 0.0
 
     def seconds(self, steps: int) -> float:
         """Return the time of a step, a mean over *steps* of them."""
         assert self.process.stdin is not None
         self.process.stdin.write(f"{steps}\n")
         self.process.stdin.flush()
-        return float(self._answer()["seconds"])
+        answer = self._answer()
+        self.peak_mb = float(answer["peak_mb"])
+        return float(answer["seconds"])
 
     def _answer(self) -> dict[str, Any]:
         assert self.process.stdout is not None
@@ -136,7 +140,9 @@ def work(name: str, shape: Shape, threads: int, precision: str) -> None:
         began, steps = time.perf_counter(), int(line)
         for _ in range(steps):
             step()
-        print(json.dumps({"seconds": (time.perf_counter() - began) / steps}), flush=True)
+        seconds = (time.perf_counter() - began) / steps
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+        print(json.dumps({"seconds": seconds, "peak_mb": peak}), flush=True)
 
 
 def start(names: list[str], shape: str, threads: int, precision: str) -> dict[str, Contender]:
@@ -202,6 +208,7 @@ def main() -> None:
         name: {
             "median_ms": statistics.median(values) * 1e3,
             "best_ms": min(values) * 1e3,
+            "peak_mb": contenders[name].peak_mb,
             "tokens_per_second": shape.tokens / statistics.median(values),
             "ratio_of_lmcore": statistics.median(
                 theirs / ours for theirs, ours in zip(values, seconds["lmcore"], strict=True)
@@ -218,12 +225,12 @@ def main() -> None:
         return
     torch_version = metadata.version("torch")
     print(f"{asked.shape}, {asked.precision}, {asked.threads} threads, torch {torch_version}")
-    print(f"{'':<24}{'ms a step':>10}{'best':>8}{'tokens/s':>10}   time / lmcore's")
+    print(f"{'':<24}{'ms a step':>10}{'best':>8}{'tokens/s':>10}{'peak MB':>9}   time / lmcore's")
     for name, row in rows.items():
         ratio = f"{row['ratio_of_lmcore']:.2f}" if row["ratio_of_lmcore"] else ""
         print(
             f"{name:<24}{row['median_ms']:>10.0f}{row['best_ms']:>8.0f}"
-            f"{row['tokens_per_second']:>10.0f}   {ratio:>8}"
+            f"{row['tokens_per_second']:>10.0f}{row['peak_mb']:>9.0f}   {ratio:>8}"
         )
 
 

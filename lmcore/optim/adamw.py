@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from lmcore.contract.weight_copies import copies_of, forget_copies, keep_copies, use_copies
 from lmcore.optim.optimizer import Optimizer, ParameterGroup, Released
 
 __all__ = ["AdamW"]
@@ -27,6 +29,7 @@ class AdamW(Optimizer):
         betas: tuple[float, float],
         epsilon: float,
         owns_weights: bool = False,
+        copies: torch.dtype | None = None,
     ) -> None:
         """Allocate both moments.
 
@@ -37,6 +40,8 @@ class AdamW(Optimizer):
             epsilon: Added to the root of the second moment.
             owns_weights: True if nothing else keeps the memory of a parameter, so that it can be
                 exchanged.
+            copies: Dtype of products, if it is not the dtype of the weights: their copies for
+                products are written with them where the kernel can, and *owns_weights*.
         """
         super().__init__(groups)
         self.update = update
@@ -51,8 +56,15 @@ class AdamW(Optimizer):
         on_host = all(
             weight.device.type == "cpu" for group in groups for weight in group.parameters
         )
-        takes_results = "results" in inspect.signature(update).parameters
-        self._can_release = owns_weights and on_host and takes_results
+        takes = inspect.signature(update).parameters
+        self._can_release = owns_weights and on_host and "results" in takes
+        self._takes_factor = "gradient_factor" in takes
+        self._factor = 1.0
+        self._copies = copies is not None and owns_weights and "copies" in takes
+        if self._copies:
+            assert copies is not None
+            matrices = [w for group in groups for w in group.parameters if w.ndim >= 2]
+            keep_copies(matrices, copies)
         self._released = False
         self._spare: list[tuple[Tensors, Tensors, Tensors]] = []
 
@@ -77,13 +89,33 @@ class AdamW(Optimizer):
         if self._can_release and not self._spare:
             self._spare = [_zeros_like(self._tensors(at)) for at in range(len(self.groups))]
 
+    def train_mode(self) -> None:
+        """Use no copy of a weight that may have been loaded."""
+        if self._copies:
+            for group in self.groups:
+                forget_copies(group.parameters)
+
+    def scale_gradients(self, gradients: list[Tensor], factor: float) -> None:
+        """Multiply the gradients of the next step, by its kernel if that can."""
+        if self._takes_factor:
+            self._factor = factor
+        else:
+            super().scale_gradients(gradients, factor)
+
     @torch.no_grad()
     def _step(self, lr: float) -> None:
         """Update every parameter from its gradient; all must have one."""
         if self._released:
             self.prepare_release()
+        extra: dict[str, Any] = {}
+        if self._factor != 1:
+            extra["gradient_factor"], self._factor = self._factor, 1.0
         for at, group in enumerate(self.groups):
             old = self._tensors(at)
+            if self._copies:
+                extra["copies"] = copies_of(group.parameters)
+            if self._released:
+                extra["results"] = self._spare[at]
             self.update(
                 list(group.parameters),
                 group.gradients(),
@@ -95,11 +127,13 @@ class AdamW(Optimizer):
                 beta2=self.beta2,
                 epsilon=self.epsilon,
                 weight_decay=group.weight_decay,
-                **({"results": self._spare[at]} if self._released else {}),
+                **extra,
             )
             if self._released:
                 self._exchange(at, self._spare[at])
                 self._spare[at] = old
+            if self._copies:
+                use_copies(group.parameters)
         self._released = False
 
     def _tensors(self, at: int) -> tuple[Tensors, Tensors, Tensors]:

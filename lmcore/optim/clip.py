@@ -5,26 +5,30 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["clip_as_torch", "clip_by_norm", "clip_by_norm_on_device"]
+__all__ = ["clip_as_torch", "clip_by_norm", "clip_by_norm_on_device", "clip_factor"]
 
 _MARGIN = 1e-6
+
+
+def clip_factor(norm: float, limit: float, *, loss_scale: float = 1.0) -> float:
+    """Return the factor that divides gradients by the loss scale and limits their norm.
+
+    Args:
+        norm: Euclidean norm of the gradients without the loss scale, finite.
+        limit: Largest norm; 0 does not clip.
+        loss_scale: Factor of the loss, by which the gradients are multiplied.
+    """
+    return (min(limit / (norm + _MARGIN), 1.0) if limit > 0 else 1.0) / loss_scale
 
 
 @torch.no_grad()
 def clip_by_norm(
     gradients: list[Tensor], norm: float, limit: float, *, loss_scale: float = 1.0
 ) -> None:
-    """Divide *gradients* in place by the loss scale, and so that their norm is at most *limit*.
-
-    Args:
-        gradients: All gradients of the model, multiplied by *loss_scale*.
-        norm: Euclidean norm of the gradients without that factor, finite.
-        limit: Largest norm; 0 does not clip.
-        loss_scale: Factor of the loss.
-    """
-    factor = min(limit / (norm + _MARGIN), 1.0) if limit > 0 else 1.0
-    if factor != loss_scale:
-        torch._foreach_mul_(gradients, factor / loss_scale)
+    """Multiply *gradients* in place by `clip_factor`; for the other arguments see there."""
+    factor = clip_factor(norm, limit, loss_scale=loss_scale)
+    if factor != 1:
+        torch._foreach_mul_(gradients, factor)
 
 
 @torch.no_grad()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from lmcore.optim.optimizer import Optimizer, SumOverShards, parameter_groups
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from lmcore.config.section.optimizer import OptimizerSection
@@ -29,6 +30,7 @@ def create_optimizer(
     sum_over_shards: SumOverShards | None = None,
     warns: bool = True,
     owns_weights: bool = False,
+    copies: torch.dtype | None = None,
 ) -> Optimizer:
     """Return the optimizer of a run, with initial state.
 
@@ -41,6 +43,7 @@ def create_optimizer(
             if every parameter is whole.
         warns: True to log warnings about an imported class; one rank of a run is enough.
         owns_weights: True if nothing else keeps the memory of a parameter; see `AdamW`.
+        copies: Dtype of products, if it is not the dtype of the weights; see `AdamW`.
     """
     named: Named = tuple(named_parameters)
     if settings.optimizer == "lamb":
@@ -71,6 +74,7 @@ def create_optimizer(
             betas=(settings.adam_beta1, settings.adam_beta2),
             epsilon=settings.adam_eps,
             owns_weights=owns_weights,
+            copies=copies,
         )
     return _MAKERS[settings.optimizer](settings, named, bind)
 

@@ -120,6 +120,17 @@ class Optimizer(ABC):
     def _step(self, lr: float) -> None:
         """Do what `step` says."""
 
+    @torch.no_grad()
+    def scale_gradients(self, gradients: list[Tensor], factor: float) -> None:
+        """Multiply the gradients of the next step.
+
+        Args:
+            gradients: All of them; whether they are changed in place is the optimizer's choice.
+            factor: Finite number.
+        """
+        if factor != 1:
+            torch._foreach_mul_(gradients, factor)
+
     def before_next_change(self, call: Callable[[], None]) -> None:
         """Call *call* once, before the parameters or the state change for the next time.
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from lmcore.optim.create import create_optimizer
@@ -59,6 +60,8 @@ class TrainState:
     @classmethod
     def create(cls, parallel: ParallelModel, plan: RunPlan, runtime: Runtime) -> TrainState:
         """Return the state of a run before its first step."""
+        policy = runtime.precision
+        copies = None if policy.compute == policy.keep else getattr(torch, policy.compute)
         optimizer = create_optimizer(
             plan.config.optimizer,
             parallel.named_parameters(),
@@ -66,6 +69,7 @@ class TrainState:
             sum_over_shards=ShardSums(parallel),
             warns=runtime.rank.rank == 0,
             owns_weights=not plan.layout.zero_stage,  # `fully_shard` keeps the shards' memory
+            copies=copies,
         )
         scale = loss_scale_of(plan.config.accelerator, runtime.precision)
         return cls(parallel, optimizer, LearningRateSchedule.from_plan(plan), scale)

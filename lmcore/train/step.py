@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from lmcore.contract.transfer.async_scalars import ScalarCopier, supports_async_scalars
-from lmcore.optim.clip import clip_by_norm, clip_by_norm_on_device
+from lmcore.optim.clip import clip_by_norm_on_device, clip_factor
 from lmcore.parallel.scalar_collectives import all_reduce_scalars_on_device
 from lmcore.runtime.profiler_range import ProfilerRange, no_range
 from lmcore.train.diagnose.non_finite import (
@@ -243,7 +243,8 @@ class TrainStep:
         rate = state.schedule(state.scheduled_samples)
         if not skipped:
             with self.profiler_range("optimizer"):
-                clip_by_norm(gradients, norm, self.clip, loss_scale=scale * divisor)
+                factor = clip_factor(norm, self.clip, loss_scale=scale * divisor)
+                state.optimizer.scale_gradients(gradients, factor)
                 state.optimizer.step(rate)
                 self.runtime.device.step_boundary()
         record = StepRecord.count(state, samples, self.seq_length, rate)

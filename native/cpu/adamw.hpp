@@ -11,7 +11,7 @@ namespace lmcore::cpu {
 namespace {
 
 struct AdamwFactors {
-  Lanes::Vector decay, first, second, gradient, root, epsilon, rate;
+  Lanes::Vector decay, first, second, gradient, root, epsilon, rate, scale;
   bool toward_gradient;  // the first moment moves by more than half of the way
 
   explicit AdamwFactors(const AdamwStep &step)
@@ -22,6 +22,7 @@ struct AdamwFactors {
         root(Lanes::all(step.root)),
         epsilon(Lanes::all(step.epsilon)),
         rate(Lanes::all(step.rate)),
+        scale(Lanes::all(step.scale)),
         toward_gradient(!(step.first < 0.5F)) {}
 };
 
@@ -36,19 +37,24 @@ inline void put(float *to, Lanes::Vector values) {
 
 // Updates Lanes::kCount elements from an index on.
 template <bool kStream>
-inline void adamw_vector(const AdamwFactors &by, const float *const *from, float *const *to,
-                         std::int64_t at) {
-  const Lanes::Vector g = Lanes::load(from[3] + at);
+inline void adamw_vector(const AdamwFactors &by, const AdamwTensor &tensor, std::int64_t at) {
+  const float *const *const from = tensor.from;
+  float *const *const to = tensor.to;
+  const Lanes::Vector g = Lanes::multiply(Lanes::load(from[3] + at), by.scale);
   Lanes::Vector m = Lanes::load(from[1] + at);
   m = Lanes::multiply_add(by.first, Lanes::subtract(g, m), by.toward_gradient ? g : m);
   const Lanes::Vector kept = Lanes::multiply(Lanes::load(from[2] + at), by.second);
   const Lanes::Vector v = Lanes::multiply_add(Lanes::multiply(by.gradient, g), g, kept);
   const Lanes::Vector root = Lanes::add(Lanes::divide(Lanes::square_root(v), by.root), by.epsilon);
   const Lanes::Vector change = Lanes::divide(Lanes::multiply(by.rate, m), root);
-  const Lanes::Vector weight = Lanes::multiply(Lanes::load(from[0] + at), by.decay);
-  put<kStream>(to[0] + at, Lanes::add(weight, change));
+  const Lanes::Vector decayed = Lanes::multiply(Lanes::load(from[0] + at), by.decay);
+  const Lanes::Vector weight = Lanes::add(decayed, change);
+  put<kStream>(to[0] + at, weight);
   put<kStream>(to[1] + at, m);
   put<kStream>(to[2] + at, v);
+  if (tensor.copy != nullptr) {
+    Lanes::store(tensor.copy + at, weight);
+  }
 }
 
 // The last elements, fewer than a vector, by the same instructions: the result of an element does not
@@ -56,14 +62,20 @@ inline void adamw_vector(const AdamwFactors &by, const float *const *from, float
 inline void adamw_rest(const AdamwFactors &by, const AdamwTensor &tensor, std::int64_t start,
                        std::int64_t count) {
   float values[4][Lanes::kCount] = {};
-  const float *const from[] = {values[0], values[1], values[2], values[3]};
-  float *const to[] = {values[0], values[1], values[2]};
+  std::uint16_t narrow[Lanes::kCount];
+  const AdamwTensor last{{values[0], values[1], values[2], values[3]},
+                         {values[0], values[1], values[2]},
+                         tensor.copy == nullptr ? nullptr : narrow,
+                         count};
   for (int i = 0; i < 4; ++i) {
     std::copy_n(tensor.from[i] + start, count, values[i]);
   }
-  adamw_vector<false>(by, from, to, 0);
+  adamw_vector<false>(by, last, 0);
   for (int i = 0; i < 3; ++i) {
     std::copy_n(values[i], count, tensor.to[i] + start);
+  }
+  if (tensor.copy != nullptr) {
+    std::copy_n(narrow, count, tensor.copy + start);
   }
 }
 
@@ -85,12 +97,12 @@ void adamw(const AdamwStep &step, const AdamwTensor &tensor, std::int64_t start,
   const std::int64_t whole = end - (end - start) % Lanes::kCount;
   if (streams(tensor)) {
     for (std::int64_t at = start; at < whole; at += Lanes::kCount) {
-      adamw_vector<true>(by, tensor.from, tensor.to, at);
+      adamw_vector<true>(by, tensor, at);
     }
     Lanes::fence();
   } else {
     for (std::int64_t at = start; at < whole; at += Lanes::kCount) {
-      adamw_vector<false>(by, tensor.from, tensor.to, at);
+      adamw_vector<false>(by, tensor, at);
     }
   }
   if (whole < end) {

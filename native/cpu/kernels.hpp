@@ -110,6 +110,7 @@ struct Activation {
 struct AdamwTensor {
   const float *from[4];  // weight, first and second moment, gradient
   float *to[3];          // new weight, first and second moment; in place if they are the same
+  std::uint16_t *copy;   // new weight in bfloat16; null: none
   std::int64_t size;
 };
 
@@ -121,7 +122,8 @@ struct AdamwStep {
   float gradient;  // 1 - beta2
   float root;      // square root of 1 - beta2^step
   float epsilon;
-  float rate;  // -learning rate / (1 - beta1^step)
+  float rate;   // -learning rate / (1 - beta1^step)
+  float scale;  // of gradients
 };
 
 struct Kernels {

@@ -307,8 +307,8 @@ struct AdamwPart {
 
 // Takes for each weight the addresses of the arrays of AdamwTensor, its size and the factors of AdamwStep.
 void adamw(const std::string &instructions,
-           const std::vector<std::array<std::uintptr_t, 8>> &tensors,
-           const std::vector<std::array<double, 7>> &steps, int threads) {
+           const std::vector<std::array<std::uintptr_t, 9>> &tensors,
+           const std::vector<std::array<double, 8>> &steps, int threads) {
   const Kernels *const kernels = required(instructions);
   if (tensors.size() != steps.size()) {
     throw std::invalid_argument("not as many steps as tensors");
@@ -326,13 +326,14 @@ void adamw(const std::string &instructions,
     for (int k = 0; k < 3; ++k) {
       one.to[k] = reinterpret_cast<float *>(at[4 + k]);
     }
-    one.size = static_cast<std::int64_t>(at[7]);
+    one.copy = reinterpret_cast<std::uint16_t *>(at[7]);
+    one.size = static_cast<std::int64_t>(at[8]);
     all.push_back(one);
     const auto &by = steps[i];
     factors.push_back({static_cast<float>(by[0]), static_cast<float>(by[1]),
                        static_cast<float>(by[2]), static_cast<float>(by[3]),
                        static_cast<float>(by[4]), static_cast<float>(by[5]),
-                       static_cast<float>(by[6])});
+                       static_cast<float>(by[6]), static_cast<float>(by[7])});
     for (std::int64_t start = 0; start < all.back().size; start += kAdamwPart) {
       parts.push_back({i, start});
     }
@@ -364,7 +365,7 @@ py::dict blocks() {
 PYBIND11_MODULE(_kernels, module) {
   using lmcore::cpu::ConstantProjection;
   module.doc() = "Kernels for the CPU; lmcore_cpu.kernel.native says when they are used.";
-  module.attr("INTERFACE") = 5;  // as in lmcore_cpu/kernel/native.py
+  module.attr("INTERFACE") = 6;  // as in lmcore_cpu/kernel/native.py
   module.def("blocks", &lmcore::cpu::blocks,
              "Return Blocks by instruction set, the fastest first: see lmcore_cpu/kernel/native.py.");
   module.def("has_threads", [] { return lmcore::cpu::openmp().found(); },

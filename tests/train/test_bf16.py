@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
+from lmcore.optim import adamw
 from lmcore_cpu import device
+from lmcore_cpu.kernel.processor import facts
 
 STEPS = 300
 FAMILIES = {
@@ -38,6 +40,35 @@ def test_losses_of_300_steps(train: Any, name: str) -> None:
     assert losses["bf16"] == pytest.approx(losses["fp32"], rel=0.02)
     means = [statistics.mean(losses[one][-50:]) for one in ("bf16", "fp32")]
     assert means[0] == pytest.approx(means[1], rel=0.005)
+
+
+def test_copies_of_weights_change_no_bit(
+    train: Any, assert_same: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several micro-batches, saves, validation and a resumed run read what a cast would give."""
+    flags = (
+        "--precision bf16 --train-iters 8 --save-interval 4 --async-save --eval-interval 3 "
+        "--eval-iters 1 --split 8,4,3 --global-batch-size 8 --micro-batch-size 2 --clip-grad 0.1"
+    )
+    written: list[bool] = []
+    plain = adamw.copies_of
+
+    def counted(weights: Any) -> Any:
+        found = plain(weights)
+        written.append(any(one is not None for one in found))
+        return found
+
+    monkeypatch.setattr(adamw, "copies_of", counted)
+    run = train("copies", flags)
+    assert run.status == 0, run.err
+    assert any(written) == facts().bfloat16_products
+    resumed = train("resumed", f"{flags} --ckpt-step 4 --load {run.directory}")
+    assert resumed.curve() == run.curve()[4:]
+    monkeypatch.setattr(adamw, "keep_copies", lambda weights, dtype: None)
+    cast = train("cast", flags)
+    assert cast.curve() == run.curve()
+    assert_same(cast.saved(), run.saved())
+    assert_same(resumed.saved(), run.saved())
 
 
 @pytest.fixture

@@ -150,7 +150,11 @@ OP_SPECS: tuple[OpSpec, ...] = (
         " -> None, in place",
         "One AdamW step with decoupled decay; steps are float32 scalars, raised by one. A kernel"
         " may take `results` besides: three lists of tensors for the new weights and moments, while"
-        " the old ones stay as they are; asynchronous saves on the host then copy nothing.",
+        " the old ones stay as they are; asynchronous saves on the host then copy nothing. It may"
+        " take `copies`: for each weight None or a tensor of another dtype that gets the new weight"
+        " too, so that products under autocast need no cast (`lmcore.contract.weight_copies`)."
+        " And it may take `gradient_factor`: a number by which it multiplies the gradients, so that"
+        " clipping needs no pass of its own.",
         reduces=False,
     ),
     _spec(

@@ -21,6 +21,7 @@ from lmcore.model.shape import ModelShape
 from lmcore_cpu.kernel import constant_projection as constant
 from lmcore_cpu.kernel import few_rows
 from lmcore_cpu.kernel.constant_projection import constant_projection
+from lmcore_cpu.kernel.linear import narrow_linear
 from lmcore_cpu.kernel.processor import facts
 from lmcore_cpu.kernels import KERNELS
 
@@ -148,6 +149,33 @@ def test_the_facts_decide(
 
 class Chosen(Exception):  # noqa: N818 - it says which kernel was called
     """Name of a kernel."""
+
+
+@pytest.mark.parametrize("x_dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_narrow_projection_is_autocasts(x_dtype: torch.dtype, bias: bool) -> None:
+    """Under autocast outputs and gradients are as torch's; without it nothing is narrowed."""
+    generator = torch.Generator().manual_seed(3)
+
+    def run(function: Callable[..., Any]) -> list[torch.Tensor]:
+        generator.manual_seed(3)
+        x = torch.randn(2, 24, 40, generator=generator).to(x_dtype).requires_grad_()
+        weight = torch.randn(56, 40, generator=generator, requires_grad=True)
+        offset = torch.randn(56, generator=generator, requires_grad=True) if bias else None
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = function(x, weight, offset)
+        (out.float() * torch.randn(out.shape, generator=generator)).sum().backward()
+        found = [x.grad, weight.grad, *([offset.grad] if offset is not None else [])]
+        return [out, *(one for one in found if one is not None)]
+
+    ours, theirs = run(narrow_linear), run(functional.linear)
+    assert [one.dtype for one in ours] == [one.dtype for one in theirs]
+    for one, other in zip(ours[:3], theirs[:3], strict=True):
+        assert torch.equal(one, other)
+    for one, other in zip(ours[3:], theirs[3:], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-2)
+    x, weight = torch.randn(3, 8), torch.randn(5, 8)
+    assert narrow_linear(x, weight, None).dtype == torch.float32
 
 
 def stand_in(name: str) -> Callable[..., Any]:

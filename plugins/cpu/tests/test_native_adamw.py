@@ -124,6 +124,36 @@ def test_results_in_other_memory(give_facts: Callable[..., None]) -> None:
 
 
 @pytest.mark.usefixtures("instructions")
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "without"])
+def test_narrow_copies_and_the_factor_of_gradients(
+    give_facts: Callable[..., None], compiled: bool
+) -> None:
+    """Copies are equal to a cast; the factor acts as a product with the gradients before."""
+    plain, ours = state_of((3, 4099), (16,), (7,)), state_of((3, 4099), (16,), (7,))
+    for gradient in plain[1]:
+        gradient.mul_(0.37)
+    if not compiled:
+        give_facts(instructions=())
+    before = copy_of(ours)
+    new: Any = tuple([one.clone() for one in part] for part in (ours[0], *ours[2:4]))
+    for results in (None, new):
+        copies = [torch.empty(3, 4099).bfloat16(), None, torch.empty(7).bfloat16()]
+        versions = [one._version for one in copies if one is not None]
+        ours = copy_of(before)
+        adamw(*ours, **SETTINGS, copies=copies, gradient_factor=0.37, results=results)
+        written = results or (ours[0], *ours[2:4])
+        once = copy_of(plain)
+        torch_kernels.adamw(*once, **SETTINGS)
+        exact = {"rtol": 0, "atol": 0} if not compiled else {"rtol": 2e-7, "atol": 1e-9}
+        for some, others in zip(written, (once[0], *once[2:4]), strict=True):
+            torch.testing.assert_close(some, others, **exact)
+        for weight, copy in zip(written[0], copies, strict=True):
+            assert copy is None or torch.equal(copy, weight.bfloat16())
+        changed = [one._version for one in copies if one is not None]
+        assert all(new > old for new, old in zip(changed, versions, strict=True))
+
+
+@pytest.mark.usefixtures("instructions")
 def test_what_torchs_kernel_updates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other dtypes and layouts, and only they, are left to torch's kernel."""
     calls: list[int] = []

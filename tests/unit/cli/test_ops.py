@@ -171,7 +171,8 @@ def test_wishes_decide_as_in_a_run(capsys, blas):
     assert (found["chosen"], found["source"]) == ("onednn-compile", "priority")
     assert found["attributes"] == {"bias": True, "compile": True}
     assert found["error"] is None
-    assert [one["id"] for one in found["kernels"]] == ["onednn", "onednn-compile", "torch"]
+    ids = [one["id"] for one in found["kernels"]]
+    assert ids == ["bfloat16", "onednn", "onednn-compile", "torch"]
 
 
 @pytest.mark.parametrize("op", ["attention", "adamw"])
@@ -190,7 +191,7 @@ def test_a_dtype_that_the_device_lacks_is_reported(capsys, monkeypatch):
 
 def test_strict_fails_after_the_explanation(capsys):
     """The reasons are printed, and the exit status equals a run's."""
-    assert main(["ops", "explain", "linear", "--dtype", "bf16", "--strict-ops"]) == 2
+    assert main(["ops", "explain", "linear", "--dtype", "fp16", "--strict-ops"]) == 2
     out, err = capsys.readouterr()
     assert "no kernel supports this case, and --strict-ops refuses the reference" in out
     assert "`--strict-ops`: op `linear` has no kernel" in err

@@ -12,6 +12,7 @@ from torch import nn
 
 from lmcore.contract import OP_SPECS
 from lmcore.contract.op.records import load_target
+from lmcore.contract.weight_copies import copies_of, narrow_weight
 from lmcore.optim.adamw import AdamW
 from lmcore.optim.optimizer import parameter_groups
 from lmcore_cpu.kernels import KERNELS
@@ -41,11 +42,9 @@ def gradients(step: int) -> dict[str, torch.Tensor]:
     return {name: torch.randn(shape, generator=generator) * scale for name, shape in SHAPES.items()}
 
 
-def make(
-    named: dict[str, nn.Parameter], update: Callable[..., None], *, owns_weights: bool = False
-) -> AdamW:
+def make(named: dict[str, nn.Parameter], update: Callable[..., None], **options: Any) -> AdamW:
     groups = parameter_groups(named.items(), 0.1)
-    return AdamW(groups, update, betas=(0.9, 0.95), epsilon=1e-8, owns_weights=owns_weights)
+    return AdamW(groups, update, betas=(0.9, 0.95), epsilon=1e-8, **options)
 
 
 def advance(named: dict[str, nn.Parameter], optimizer: AdamW, steps: range) -> None:
@@ -184,3 +183,56 @@ def test_groups() -> None:
     assert (decayed.names, decayed.weight_decay) == (("embedding.weight", "up.weight"), 0.3)
     assert (plain.names, plain.weight_decay) == (("norm.weight", "up_bias"), 0.0)
     assert len(parameter_groups([("b", nn.Parameter(torch.zeros(2)))], 0.3)) == 1
+
+
+def test_the_factor_of_gradients(update: Callable[..., None]) -> None:
+    """`scale_gradients` is for one step, and has the bits of a product before it."""
+    plain, named = weights(), weights()
+    expected, optimizer = make(plain, update), make(named, update)
+    for step in range(4):
+        factor = (0.25, 1.0, 3.0, 1.0)[step]
+        for name, gradient in gradients(step).items():
+            plain[name].grad = gradient * factor
+            named[name].grad = gradient.clone()
+        found = [p.grad for p in named.values() if p.grad is not None]
+        optimizer.scale_gradients(found, factor)
+        optimizer.step(1e-2)
+        expected.step(1e-2)
+        assert all(torch.equal(named[name], plain[name]) for name in SHAPES), step
+
+
+def test_copies_follow_the_weights(update: Callable[..., None]) -> None:
+    """A copy that was asked for is written by each step, in the same memory, also on release."""
+    named = weights()
+    optimizer = make(named, update, owns_weights=True, copies=torch.bfloat16)
+    writes = "copies" in inspect.signature(update).parameters
+    matrix, vector, unused = named["up.weight"], named["norm.weight"], named["embedding.weight"]
+    narrow_weight(matrix, torch.bfloat16)
+    addresses = set()
+    for step in range(4):
+        if step == 2:
+            optimizer.release_state()
+        advance(named, optimizer, range(step, step + 1))
+        copy = narrow_weight(matrix, torch.bfloat16)
+        assert torch.equal(copy, matrix.detach().bfloat16())
+        assert (copy is narrow_weight(matrix, torch.bfloat16)) == writes
+        addresses.add(copy.data_ptr())
+        assert narrow_weight(vector, torch.bfloat16) is not narrow_weight(vector, torch.bfloat16)
+    assert len(addresses) == 1 or not writes
+    assert copies_of([unused, vector]) == [None, None]
+    # A weight that was loaded is cast, and the next step writes its copy again.
+    with torch.no_grad():
+        matrix.data.fill_(0.5)
+    optimizer.train_mode()
+    assert (narrow_weight(matrix, torch.bfloat16) == 0.5).all()
+    advance(named, optimizer, range(4, 5))
+    assert torch.equal(narrow_weight(matrix, torch.bfloat16), matrix.detach().bfloat16())
+
+
+def test_no_copies_of_weights_that_others_keep(update: Callable[..., None]) -> None:
+    """Weights whose memory something else keeps may change unseen."""
+    named = weights()
+    optimizer = make(named, update, copies=torch.bfloat16)
+    narrow_weight(named["up.weight"], torch.bfloat16)
+    advance(named, optimizer, range(1))
+    assert copies_of(list(named.values())) == [None] * len(named)

@@ -63,6 +63,15 @@ def _compiled(context: OpContext) -> Reject | None:
     return _onednn(context)
 
 
+def _narrow(context: OpContext) -> Reject | None:
+    """Refuse other dtypes, processors that emulate them, and compiled blocks."""
+    if context.dtype != "bfloat16":
+        return Reject(f"computes in bfloat16, not {context.dtype}")
+    if not facts().bfloat16_products:
+        return Reject("this processor has no products of bfloat16")
+    return _uncompiled(context)
+
+
 def _blocked(context: OpContext) -> Reject | None:
     """Refuse cases that torch's fused attention is as fast for."""
     attributes = context.attributes
@@ -177,6 +186,13 @@ KERNELS: tuple[OpImpl, ...] = (
         f"{_OPS}:linear",
         priority=5,
         supports=_blas,
+        traits=_DETERMINISTIC,
+    ),
+    OpImpl(
+        "linear",
+        "bfloat16",
+        "lmcore_cpu.kernel.linear:narrow_linear",
+        supports=_narrow,
         traits=_DETERMINISTIC,
     ),
     OpImpl(

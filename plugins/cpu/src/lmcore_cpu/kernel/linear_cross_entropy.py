@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lmcore.contract.weight_copies import narrow_weight
 from lmcore_cpu.kernel.linear import product
 from lmcore_cpu.kernel.processor import facts
 
@@ -53,7 +54,7 @@ def _negative_log(
 
 
 class _ChunkedLoss(torch.autograd.Function):
-    """The loss with both gradients; products in the dtype of `hidden_TH` and `weight_VH`.
+    """The loss with both gradients; products in the dtype of `weight_VH`, the weight's copy.
 
     *like_hidden* and *like_weight* have the dtypes of the gradients, and get them.
     """
@@ -63,12 +64,13 @@ class _ChunkedLoss(torch.autograd.Function):
         ctx: Any,
         like_hidden: Tensor,
         like_weight: Tensor,
-        dtype: torch.dtype,
+        weight_VH: Tensor,
         target_T: Tensor,
         loss_weight_T: Tensor,
     ) -> Tensor:
         wants_hidden, wants_weight = ctx.needs_input_grad[:2]
-        hidden_TH, weight_VH = like_hidden.to(dtype), like_weight.to(dtype)
+        dtype = weight_VH.dtype
+        hidden_TH = like_hidden.to(dtype)
         tokens, vocab = hidden_TH.shape[0], weight_VH.shape[0]
         rows = _block_rows(tokens, vocab)
         grad_hidden_TH = torch.empty_like(like_hidden) if wants_hidden else None
@@ -137,11 +139,11 @@ def linear_cross_entropy(
     gradients are off.  Under autocast to bfloat16 the products are in bfloat16 if the processor has
     instructions for it; otherwise, where the two differ in dtype, the wider one is used.
     """
+    narrow_VH = narrow_weight(weight_VH, _dtype_of_products(hidden_TH, weight_VH))
     if not torch.is_grad_enabled():  # an input that requires a gradient would still get one
         hidden_TH, weight_VH = hidden_TH.detach(), weight_VH.detach()
-    dtype = _dtype_of_products(hidden_TH, weight_VH)
     with torch.autocast("cpu", enabled=False):
         loss: Tensor = _ChunkedLoss.apply(  # type: ignore[no-untyped-call]
-            hidden_TH, weight_VH, dtype, target_T, loss_weight_T
+            hidden_TH, weight_VH, narrow_VH, target_T, loss_weight_T
         )
     return loss

@@ -28,7 +28,7 @@ ACTIVATION_COLUMNS = 16
 SEQUENCE_CHANNELS = 32
 """Divisor of the channels of a head in `attend_sequences`."""
 
-_INTERFACE = 5
+_INTERFACE = 6
 """Version of the signatures, also in `native/cpu/module.cpp`; raise both with every change."""
 
 
@@ -140,7 +140,8 @@ class Kernels(Protocol):
         Args:
             instructions: Instruction set.
             tensors: For each weight: addresses of weight, first and second moment, gradient, new
-                weight, new first and second moment; and number of elements.
+                weight, new first and second moment, the new weight in bfloat16 or 0; and number of
+                elements.
             steps: For each weight: factors of the step, `AdamwStep` in `native/cpu/kernels.hpp`.
             threads: Number of threads.
         """
