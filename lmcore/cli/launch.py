@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import shlex
 import subprocess
@@ -249,8 +250,11 @@ def _training(words: tuple[str, ...], profile: JobProfile, *, is_here: bool) -> 
     if profile.nodes is not None and profile.processes_per_node is not None:
         size = profile.nodes * profile.processes_per_node
 
+    def hint(multiple: int) -> str:
+        return _processes_hint(multiple, profile)
+
     def check(loaded: LoadedConfig) -> list[LmcoreError]:
-        found = problems_of(loaded, world_size=size)
+        found = problems_of(loaded, world_size=size, processes_hint=hint)
         return [one for one in found if is_here or not isinstance(one, AbsentFileError)]
 
     foreign = ForeignModels()
@@ -264,7 +268,7 @@ def _training(words: tuple[str, ...], profile: JobProfile, *, is_here: bool) -> 
     )
     if problems := check(loaded):
         raise ConfigError.collect(problems)
-    for problem in problems_of(loaded, world_size=size):
+    for problem in problems_of(loaded, world_size=size, processes_hint=hint):
         logger.warning("%s on this host; the job needs it where it runs", problem.what)
     settings = loaded.config.checkpoint
     again = bool(profile.restarts or getattr(profile, "requeue", False))
@@ -283,6 +287,17 @@ def _training(words: tuple[str, ...], profile: JobProfile, *, is_here: bool) -> 
         ends_itself=loaded.provenance["exit_duration_in_mins"].kind != "default",
         device=loaded.config.accelerator.device,
     )
+
+
+def _processes_hint(multiple: int, profile: JobProfile) -> str:
+    """Return the numbers of processes on each node that make a multiple over all nodes."""
+    assert profile.nodes is not None
+    assert profile.processes_per_node is not None
+    step = multiple // math.gcd(multiple, profile.nodes)
+    lower = profile.processes_per_node // step * step
+    numbers = " or ".join(f"`--processes-per-node {n}`" for n in (lower, lower + step) if n)
+    nodes = ", other `--nodes`" if profile.nodes > 1 else ""
+    return f"use {numbers} before the command{nodes}"
 
 
 def _with_resource(profile: Any, command: JobCommand, kind: str) -> Any:

@@ -35,7 +35,7 @@ from lmcore.train.resume.saved_run import read_saved_settings
 from lmcore.train.torch_needs import torch_problems
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from lmcore.config.plan import RunPlan
@@ -101,7 +101,9 @@ def plan_run(
     )
     config, found = loaded.config, _Surroundings(loaded, plugins, rank)
     world_size = found.world_size or rank.world_size
-    valid = validate(loaded, world_size=world_size, further=found.problems)
+    valid = validate(
+        loaded, world_size=world_size, further=found.problems, processes_hint=_processes_hint()
+    )
     assert found.selection is not None  # its absence is among the problems
     resume = find_resume_point(
         config.checkpoint,
@@ -153,7 +155,10 @@ class _Surroundings:
 
     def all_problems(self) -> list[LmcoreError]:
         """Return every problem, of the settings too."""
-        return [*problems_of(self.loaded, world_size=self.world_size), *self.problems]
+        found = problems_of(
+            self.loaded, world_size=self.world_size, processes_hint=_processes_hint()
+        )
+        return [*found, *self.problems]
 
     def _find_plugins(self, _rank: RankInfo) -> None:
         self.plugins = self.plugins.without(self.loaded.config.accelerator.plugin_off)  # a file's
@@ -202,6 +207,13 @@ class _Surroundings:
 
     def _check_torch(self, _rank: RankInfo) -> None:
         self.problems += readable(torch_problems(self.loaded))
+
+
+def _processes_hint() -> Callable[[int], str] | None:
+    """Return the hint for `problems_of`: a launcher counts the processes, if one started them."""
+    if not started_by_launcher(os.environ):
+        return None
+    return "let the launcher start a multiple of {} processes".format
 
 
 def _process_count(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from lmcore.base.errors import ConfigError, LmcoreError
@@ -63,7 +63,11 @@ class ValidConfig:
 
 
 def validate(
-    loaded: LoadedConfig, *, world_size: int = 1, further: Sequence[LmcoreError] = ()
+    loaded: LoadedConfig,
+    *,
+    world_size: int = 1,
+    further: Sequence[LmcoreError] = (),
+    processes_hint: Callable[[int], str] | None = None,
 ) -> ValidConfig:
     """Check settings against each other and the number of processes.
 
@@ -71,12 +75,14 @@ def validate(
         loaded: The settings, as `load_config` returned them.
         world_size: Number of processes of the run.
         further: Problems found elsewhere, to be raised together with those found here.
+        processes_hint: As in `problems_of`.
 
     Raises:
         LmcoreError: The only problem; if there are several, a `ConfigError` with all of them.
     """
     loaded = settled(loaded, world_size)
-    problems = [*problems_of(loaded, world_size=world_size), *further]
+    found = problems_of(loaded, world_size=world_size, processes_hint=processes_hint)
+    problems = [*found, *further]
     if len(problems) == 1:
         raise problems[0]
     if problems:
@@ -97,7 +103,12 @@ def settled(loaded: LoadedConfig, world_size: int) -> LoadedConfig:
     return loaded if data is None else with_micro_batch(loaded, data)
 
 
-def problems_of(loaded: LoadedConfig, *, world_size: int | None) -> list[LmcoreError]:
+def problems_of(
+    loaded: LoadedConfig,
+    *,
+    world_size: int | None,
+    processes_hint: Callable[[int], str] | None = None,
+) -> list[LmcoreError]:
     """Return every problem of the settings, in the order of the rules.
 
     Rules that need a setting which could not be read are left out.
@@ -106,6 +117,8 @@ def problems_of(loaded: LoadedConfig, *, world_size: int | None) -> list[LmcoreE
         loaded: The settings.
         world_size: Number of processes; None if it is not known yet, which leaves out the rules
             that depend on it, but for batch sizes that fit no number.
+        processes_hint: Returns how to start a multiple of its argument, for a command whose
+            processes another option counts than `--nproc-per-node`; None: that option.
     """
     if world_size is not None:
         loaded = settled(loaded, world_size)
@@ -113,7 +126,9 @@ def problems_of(loaded: LoadedConfig, *, world_size: int | None) -> list[LmcoreE
     for rule in RULES:
         found += readable(rule(loaded))
     found += readable(_profile(loaded, world_size))
-    of_number = _of_one(loaded) if world_size is None else _of_processes(loaded, world_size)
+    of_number = _of_one(loaded)
+    if world_size is not None:
+        of_number = _of_processes(loaded, world_size, processes_hint)
     return [*found, *readable(of_number)]
 
 
@@ -129,11 +144,13 @@ def _of_one(loaded: LoadedConfig) -> Problems:
         yield from batch_size_problems(loaded, 1)
 
 
-def _of_processes(loaded: LoadedConfig, world_size: int) -> Problems:
+def _of_processes(
+    loaded: LoadedConfig, world_size: int, processes_hint: Callable[[int], str] | None
+) -> Problems:
     """Yield what does not fit the number of processes."""
     data = data_parallel_size(loaded, world_size)
     if data is None:
-        yield world_size_problem(loaded, world_size)
+        yield world_size_problem(loaded, world_size, processes_hint)
         return
     yield from readable(_layout(loaded, world_size))
     yield from batch_size_problems(loaded, data)

@@ -20,7 +20,15 @@ from lmcore.config.foreign.engine_file import of_an_engine
 if TYPE_CHECKING:
     import yaml
 
-__all__ = ["Entry", "YamlFile", "check_depth", "read_file", "scalar", "written_value"]
+__all__ = [
+    "PROFILE_KEYS",
+    "Entry",
+    "YamlFile",
+    "check_depth",
+    "read_file",
+    "scalar",
+    "written_value",
+]
 
 _MAX_BYTES = 1 << 18
 """Far above any file of settings; libyaml reads the worst of that size in about a second."""
@@ -36,6 +44,18 @@ _FILES_OF_A_RUN = {
     "manifest.json": "the manifest of a checkpoint",
     "tokenizer.json": "a tokenizer",
 }
+PROFILE_KEYS = frozenset(
+    {
+        *("account", "before", "chunk", "container", "container_runtime", "cpus"),
+        *("cpus_per_process", "device_resource", "devices_per_node", "directives", "directory"),
+        *("env", "filesystems", "hostfile", "interface", "job_name", "master_port", "memory"),
+        *("modules", "more_resources", "mounts", "mpi", "mpi_options", "namespace"),
+        *("node_selector", "nodes", "partition", "processes_per_node", "pull_secret", "qos"),
+        *("queue", "requeue", "restarts", "resubmits", "save_seconds", "secret"),
+        *("shared_memory", "srun_options", "ssh", "wall_time"),
+    }
+)
+"""Keys of the profiles of `lmcore launch`, which a layer above this one reads."""
 _HUGGING_FACE_KEYS = {"architectures", "model_type"}
 _MANY_KEYS = 3
 _SHOWN = 60
@@ -142,7 +162,7 @@ def _file_of_a_run(path: str) -> ConfigError | None:
 
 
 def _not_settings(path: str, keys: list[str], sections: Collection[str]) -> ConfigError | None:
-    """Return the error for a mapping that another program wrote; None if it may be settings."""
+    """Return the error for a mapping that is something else; None if it may be settings."""
     what = f"`{path}` is not a file of lmcore's settings"
     if _HUGGING_FACE_KEYS.intersection(keys):
         why = "it describes a model of Hugging Face transformers"
@@ -151,6 +171,14 @@ def _not_settings(path: str, keys: list[str], sections: Collection[str]) -> Conf
         why, hint = engine
     else:
         names = [key.replace("-", "_") for key in keys]
+        if sections and not {*names} & {*sections} and {*names} & PROFILE_KEYS:
+            return ConfigError(
+                what,
+                why=f"`{next(name for name in names if name in PROFILE_KEYS)}` is a key of a "
+                "profile, which describes a cluster for `lmcore launch`",
+                hint=f"give it there: `lmcore launch KIND --profile {path} train ...`, where KIND "
+                "is the kind of job, such as local or slurm",
+            )
         similar = any(name in sections or nearest(name, sections) for name in names)
         if not sections or len(keys) <= _MANY_KEYS or similar:
             return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from lmcore.base.errors import ConfigError, LmcoreError, counted, suggestion
 from lmcore.config.derived.layout import ParallelLayout, pipeline_split
@@ -33,16 +33,29 @@ def data_parallel_size(loaded: LoadedConfig, world_size: int) -> int | None:
     return world_size // size if world_size % size == 0 else None
 
 
-def world_size_problem(loaded: LoadedConfig, world_size: int) -> LmcoreError:
-    """Return the problem of a number of processes that is no multiple of a replica's."""
+def world_size_problem(
+    loaded: LoadedConfig, world_size: int, processes_hint: Callable[[int], str] | None = None
+) -> LmcoreError:
+    """Return the problem of a number of processes that is no multiple of a replica's.
+
+    Args:
+        loaded: The settings.
+        world_size: Number of processes.
+        processes_hint: Returns how to start a multiple of its argument; None: by
+            `--nproc-per-node`.
+    """
     size = _processes_of_replica(loaded)
     given = " times ".join(loaded.shown(name) for name, n in _sizes(loaded).items() if n > 1)
-    lower = world_size // size * size
-    numbers = " or ".join(f"`--nproc-per-node {n}`" for n in (lower, lower + size) if n)
+    if processes_hint is None:
+        lower = world_size // size * size
+        numbers = " or ".join(f"`--nproc-per-node {n}`" for n in (lower, lower + size) if n)
+        advice = f"use {numbers} on one host, or"
+    else:
+        advice = f"{processes_hint(size)}, or use"
     return ConfigError(
         f"{given} needs a multiple of {size} processes; this run has {world_size}",
         why="each replica of the model takes that many processes",
-        hint=f"use {numbers} on one host, or smaller sizes",
+        hint=f"{advice} smaller sizes",
     )
 
 

@@ -17,6 +17,7 @@ from lmcore.cli.main import main
 from lmcore.config.load import load_config
 
 TRAIN = ("train", "--train-iters", "3", "--save", "runs/a b $X 'q'")
+TENSOR_4 = ("train", "--tensor-model-parallel-size", "4")
 NODES = ("--nodes", "2", "--processes-per-node", "2")
 FLAGS: dict[str, tuple[str, ...]] = {
     "local": ("--restarts", "2", "--processes-per-node", "2"),
@@ -161,7 +162,9 @@ def test_secret_of_the_profile(secret: str, capsys: pytest.CaptureFixture[str]) 
         ("slurm", "nodes: 2\nnodse: 3\n", "p.yaml:2: unknown key `nodse`"),
         ("slurm", "nodes: two\n", "p.yaml:1: `nodes: two`: expected an integer"),
         ("slurm", "partition:\n  name: gpu\n", "`partition` has no keys"),
-        ("slurm", "model:\n  num_layers: 3\n", "a file of a run's settings follows the flags"),
+        ("slurm", "model:\n  num_layers: 3\n", "follows the flags, without `--profile`"),
+        ("slurm", "preset: gpt2-124m\n", "`preset` belongs to a file of a run's settings"),
+        ("slurm", "nodes: 1\nmodel:\n  num_layers: 3\n", "p.yaml:2: `model` has no keys"),
         ("k8s", "partition: gpu\ncontainer: a\n", "p.yaml:1: unknown key `partition`"),
         ("slurm", "env:\n  1A: 1\n", "`1A=1` is not NAME=VALUE"),
         ("slurm", "mounts: [/a:/b]\n", "`mounts` and no `container`"),
@@ -226,6 +229,14 @@ def test_wrong_profiles(
         (("--restarts", "1", "train", "--train-iters", "3"), "needs a run directory"),
         (("train", "--output", "a.sbatch", "--submit"), "after the command: --output, --submit"),
         (("run.yaml", "--wall-time=01:00:00"), "after the command: --wall-time"),
+        (
+            ("--nodes", "1", "--processes-per-node", "3", *TENSOR_4),
+            "use `--processes-per-node 4` before the command, or use smaller sizes",
+        ),
+        (
+            ("--processes-per-node", "3", *TENSOR_4),  # on two nodes
+            "use `--processes-per-node 2` or `--processes-per-node 4` before the command, other",
+        ),
     ],
 )
 def test_wrong_commands(

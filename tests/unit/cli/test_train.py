@@ -322,3 +322,19 @@ def test_a_launcher_decides_over_the_number_of_an_earlier_start(
     recorded = {"nproc_per_node": Provenance("file", "run/config.yaml:9", "--nproc-per-node")}
     again = dataclasses.replace(loaded, provenance={**loaded.provenance, **recorded})
     assert run_plan._process_count(again, rank, plugins, None) == 2
+
+
+@pytest.mark.usefixtures("here")
+def test_processes_of_a_launcher(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The hint for a wrong number of processes is about the launcher that started them."""
+    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, "3")
+    for name in ("RANK", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "0")
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", "29501")
+    assert main(["train", "--tensor-model-parallel-size", "2"]) == 2
+    said = capsys.readouterr().err
+    assert "hint: let the launcher start a multiple of 2 processes, or use smaller sizes" in said

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from lmcore.base.errors import ConfigError, LmcoreError, suggestion
 from lmcore.config.file.yaml_file import Entry, read_file
 from lmcore.config.option import INPUT_PATH, Option, option, options_of, refuse_unexpanded
+from lmcore.config.preset import PRESET_OPTION
 from lmcore.config.section import SECTION_NAMES
 
 __all__ = [
@@ -126,6 +127,8 @@ def read_profile(
     if path is not None and not Path(path).is_file():
         raise ConfigError(f"there is no profile `{path}`", hint="check the path of `--profile`")
     entries = [] if path is None else read_file(path, problems).entries
+    if path is not None:
+        _refuse_settings(entries, options, path, kind)
     for entry in entries:
         try:
             _take(entry, options, values, path or "", kind)
@@ -139,6 +142,26 @@ def read_profile(
     return profile
 
 
+def _refuse_settings(
+    entries: Sequence[Entry], options: Mapping[str, Option], path: str, kind: str
+) -> None:
+    """Refuse a file with sections of a run's settings, or a preset, and no key of a profile.
+
+    Raises:
+        ConfigError: The file is such a one.
+    """
+    keys = {entry.section or entry.key.replace("-", "_") for entry in entries}
+    settings = [name for name in (PRESET_OPTION.name, *SECTION_NAMES) if name in keys]
+    if settings and not keys & options.keys():
+        raise ConfigError(
+            f"`{path}` is not a profile",
+            why=f"`{settings[0]}` belongs to a file of a run's settings; a profile "
+            "describes a cluster",
+            hint="a file of a run's settings follows the flags, without `--profile`: "
+            f"`lmcore launch {kind} ... train {path}`",
+        )
+
+
 def _take(
     entry: Entry, options: Mapping[str, Option], values: dict[str, Any], path: str, kind: str
 ) -> None:
@@ -148,7 +171,7 @@ def _take(
         if entry.section not in _MAPPINGS and not entry.key:  # once for the section
             hint = "a profile's keys are at the top level; only `env` is a mapping"
             if entry.section in SECTION_NAMES:
-                hint = "a file of a run's settings follows the flags, without `--profile`"
+                hint = "move it into a file of a run's settings, which follows the flags"
             raise ConfigError(f"{where}: `{entry.section}` has no keys in a profile", hint=hint)
         if entry.section not in _MAPPINGS:
             return

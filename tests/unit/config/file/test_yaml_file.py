@@ -9,7 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lmcore.base.errors import LmcoreError
-from lmcore.config.file.yaml_file import Entry, read_file, written_value
+from lmcore.config.file.yaml_file import PROFILE_KEYS, Entry, read_file, written_value
+from lmcore.config.option import options_of
+from lmcore.config.section import SECTION_NAMES, run_options
+from lmcore.runtime.launch.job.kinds import JOBS
 
 
 def read(tmp_path: Path, text: str | bytes) -> tuple[list[Entry], list[str]]:
@@ -138,6 +141,8 @@ def test_other_files_of_a_run(tmp_path: Path, path: str, words: str) -> None:
         ('{"status": 1, "step": 2, "loss": 3, "tokens": 4}', "none of its 4 keys is a section"),
         ('{"train_batch_size": 8, "fp16": {"enabled": true}}', "--deepspeed-config"),
         ('{"model_type": "gpt2"}', "Hugging Face"),
+        ('{"nodes": 2}', "lmcore launch KIND --profile"),
+        ('{"wall-time": "1:00:00", "nodse": 2}', "`wall_time` is a key of a profile"),
     ],
 )
 def test_settings_of_other_programs(tmp_path: Path, text: str, words: str) -> None:
@@ -151,6 +156,13 @@ def test_settings_of_other_programs(tmp_path: Path, text: str, words: str) -> No
     path.write_text('{"modle": {}, "b": 1, "c": 2, "d": 3}')
     read_file(str(path), problems, ["model", "training"])
     assert len(problems) == 1, "a misspelt section among others is reported by its name"
+
+
+def test_keys_of_profiles() -> None:
+    """A profile is recognized by the keys of every kind of job, and no setting has their names."""
+    kinds = JOBS.values()
+    assert {one.name for kind in kinds for one in options_of(kind.section)} == PROFILE_KEYS
+    assert not PROFILE_KEYS & {*SECTION_NAMES, *run_options()}
 
 
 def test_empty_file_and_byte_order_mark(tmp_path: Path) -> None:
