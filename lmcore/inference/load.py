@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from lmcore.base.errors import CheckpointError
+from lmcore.base.errors import CheckpointError, RunError
 from lmcore.checkpoint import Manifest, load_checkpoint, num_bytes
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.conversion.loading.checkpoint_tokenizer import NO_CHOICE, no_tokenizer, tokenizer_of
@@ -31,6 +31,7 @@ from lmcore.families.saved_shape import read_shape
 from lmcore.inference.fix_weights import fix_weights
 from lmcore.model.family import family_of
 from lmcore.model.shape import ModelPart, ModelShape
+from lmcore.runtime.host_memory import memory_of_process
 
 if TYPE_CHECKING:
     from lmcore.inference.text_model import Execution, TextModel
@@ -228,7 +229,19 @@ def headed(shape: ModelShape) -> tuple[str, str]:
 
 
 def allocate(model: Model, runtime: Runtime) -> None:
-    """Give the parameters of a model memory on the run's device, without values."""
+    """Give the parameters of a model memory on the run's device, without values.
+
+    Raises:
+        RunError: The host, which would end the process without a message, lacks the memory.
+    """
+    memory, need = memory_of_process(runtime.device), sum(one.nbytes for one in model.parameters())
+    if memory is not None and need > memory:
+        raise RunError(
+            "the model does not fit in the memory of this host",
+            why=f"its weights take {need / 2**30:.4g} GiB, and this host has "
+            f"{memory / 2**30:.4g} GiB for them, swap space included",
+            hint="use a host with more memory, or a smaller model",
+        )
     model.to_empty(device=runtime.device.torch_device)
     runtime.precision.apply(model)
 

@@ -15,6 +15,7 @@ from lmcore.runtime.process.stop_limit import StopLimit
 from lmcore.runtime.runtime import connect_processes, start_runtime
 from lmcore.train.datasets import build_datasets
 from lmcore.train.diagnose.device_health import device_failure_explained
+from lmcore.train.diagnose.memory_need import require_memory
 from lmcore.train.diagnose.out_of_memory import out_of_memory_explained
 from lmcore.train.engine import build_engine
 from lmcore.train.exit_conditions import ExitConditions
@@ -72,8 +73,7 @@ def run_training(
         stop_limit: Limit on the time that this process takes to stop; None for none.
 
     Raises:
-        LmcoreError: A failure that the user can fix; if training had begun, `summary.json` has its
-            status.
+        LmcoreError: A failure that the user can fix; `summary.json` has its status in training.
     """
     raise_swallowed_signal()
     clock, stop_limit = clock or PhaseClock(), stop_limit or StopLimit(0)
@@ -89,6 +89,7 @@ def run_training(
         ) as report,
     ):
         clock.mark("device")
+        require_memory(plan, runtime)
         if rendezvous is not None:
             rendezvous.watch.over = stop_limit.request
         directory = report.directory

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from lmcore.base.errors import CheckpointError, ConfigError, DataError
+from lmcore.base.errors import CheckpointError, ConfigError, DataError, RunError
 from lmcore.checkpoint import find_checkpoint, read_manifest, save_checkpoint
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.data.tokenizer import ByteTokenizer
@@ -51,6 +51,18 @@ def saved_again(
 
 class TestLoad:
     """Loaded models and tokenizers."""
+
+    def test_weights_larger_than_the_memory(
+        self, run_directory: Path, runtime: Runtime, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A model is refused if the host has a byte less than its weights."""
+        expected = GPT(ModelShape(**VALUES), op_binding(runtime))
+        size = 4 * sum(one.numel() for one in expected.parameters())
+        monkeypatch.setattr("lmcore.inference.load.memory_of_process", lambda _device: size)
+        load_model(run_directory, runtime)
+        monkeypatch.setattr("lmcore.inference.load.memory_of_process", lambda _device: size - 1)
+        with pytest.raises(RunError, match="does not fit in the memory of this host"):
+            load_model(run_directory, runtime)
 
     @pytest.mark.parametrize("inside", [".", "checkpoints", "checkpoints/iter_0000005"])
     def test_weights(self, run_directory: Path, runtime: Runtime, inside: str) -> None:
