@@ -36,10 +36,11 @@ class OpBinding:
         Args:
             op: Name of the op.
             attributes: All attributes that the op's spec declares, by the names of `OpAttributes`;
-                `compile` and `score_bias` may be left out.
+                `compile`, `score_bias` and `score_bias_gradient` may be left out.
         """
         spec = self.table.specs[op]
-        usual = {"compile": self.compile, "score_bias": None}  # families of plugins may lack these
+        # Families of plugins may lack these.
+        usual = {"compile": self.compile, "score_bias": None, "score_bias_gradient": None}
         values = {name: usual[name] for name in usual if name in spec.attributes} | attributes
         assert values.keys() == set(spec.attributes), f"`{op}` is bound with {sorted(values)}"
         return self.table.bind(op, op_context(spec, self.device_type, self.dtype, values))

@@ -233,6 +233,13 @@ def _longest(*lengths: int) -> int:
     return 1 << (max(*lengths, 1) - 1).bit_length()
 
 
+def _bias_of_scores(mask: Tensor | None) -> dict[str, bool]:
+    """Return the attributes of a mask that is added to the scores; another mask has none."""
+    if mask is None or not mask.is_floating_point():
+        return {}
+    return {"score_bias": True} | ({"score_bias_gradient": True} if _is_trained(mask) else {})
+
+
 _ATTRIBUTES: Mapping[str, Callable[[Arguments], dict[str, Any]]] = {
     "attention": lambda of: {
         "head_dim": of["q_BNSD"].shape[3],
@@ -242,7 +249,7 @@ _ATTRIBUTES: Mapping[str, Callable[[Arguments], dict[str, Any]]] = {
         "causal": bool(of["causal"]),
         "masked": of["mask"] is not None,
         "dropout": float(of["dropout"]),
-        "score_bias": (of["mask"] is not None and of["mask"].is_floating_point()) or None,
+        **_bias_of_scores(of["mask"]),
     },
     "layer_norm": lambda of: {"hidden_size": of["x_BSH"].shape[-1]},
     "rms_norm": lambda of: {"hidden_size": of["x_BSH"].shape[-1]},
@@ -292,8 +299,14 @@ def signature_key(args: Sequence[Any], options: Mapping[str, Any]) -> tuple[Any,
         else:
             key.append(value)
     for name, value in options.items():
-        key.append((name, _kind(value) if isinstance(value, Tensor) else value))
+        key.append(
+            (name, (*_kind(value), _is_trained(value)) if isinstance(value, Tensor) else value)
+        )
     return tuple(key)
+
+
+def _is_trained(tensor: Tensor) -> bool:
+    return tensor.requires_grad and torch.is_grad_enabled()
 
 
 def _kind(tensor: Tensor) -> tuple[Any, ...]:
@@ -374,9 +387,14 @@ def _type(place: str) -> str:
 def _check_dtypes(op: str, tensors: Mapping[str, Tensor]) -> None:
     for name, tensor in tensors.items():
         wanted = _DTYPES.get(name)
+        also_floating = (op, name) == ("attention", "mask")  # a bias of the scores
+        if also_floating and tensor.is_floating_point():
+            continue
         if tensor.is_floating_point() if wanted is None else tensor.dtype == wanted:
             continue
         named = "a floating-point dtype" if wanted is None else dtype_name(wanted)
+        if also_floating:
+            named += " or a floating-point dtype"
         raise LmcoreError(
             f"`{op}`: `{name}` is {dtype_name(tensor.dtype)}, and {named} is needed",
             hint="True in a mask hides an entry" if name == "mask" else None,

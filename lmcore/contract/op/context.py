@@ -43,6 +43,9 @@ class OpAttributes:
     score_bias: bool | None = option(
         None, "The mask is a bias, which is added to the scores, such as ALiBi's."
     )
+    score_bias_gradient: bool | None = option(
+        None, "The bias of the scores gets a gradient, such as that of T5's relative positions."
+    )
 
 
 TRAITS: Mapping[str, str] = MappingProxyType(
@@ -51,6 +54,8 @@ TRAITS: Mapping[str, str] = MappingProxyType(
         "number of threads; `--deterministic` requires it.",
         "score_bias": "The mask of `attention` may be of a floating-point dtype: it is added to "
         "the scores, and -inf hides. A case with `score_bias` gets only such kernels.",
+        "score_bias_gradient": "The backward pass of `attention` gives the gradient of such a mask "
+        "if it requires one. A case with `score_bias_gradient` gets only such kernels.",
         "fused": "The op is one kernel, or keeps less for the backward pass than its steps would.",
     }
 )

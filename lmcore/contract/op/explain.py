@@ -86,7 +86,8 @@ def _case_lines(resolution: Resolution, table: OpTable, dtypes: Collection[str])
         f"{name} {_value_text(case.attributes[name])}" for name in names if name in case.attributes
     )
     # A case without a bias does not name it: cases of earlier versions stay the same.
-    left_open = [name for name in names if name not in {*case.attributes, "score_bias"}]
+    silent = {"score_bias", "score_bias_gradient"}
+    left_open = [name for name in names if name not in silent | case.attributes.keys()]
     lines = [given] if given else []
     if left_open:
         flags = ", ".join(attribute_options()[name].flag for name in left_open)

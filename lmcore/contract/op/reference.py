@@ -62,7 +62,7 @@ def attention(
         causal: True if later keys are hidden.
         dropout: Probability that an attention weight is dropped.
         mask: Broadcastable to [B, N, S, T].  Boolean: True hides.  Floating-point: added to the
-            scores after the scale; -inf hides.
+            scores after the scale, -inf hides, and it may require a gradient.
     """
     groups = q_BNSD.shape[1] // k_BKSD.shape[1]
     k_BNTD = k_BKSD.repeat_interleave(groups, dim=1)

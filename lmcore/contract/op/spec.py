@@ -61,6 +61,7 @@ OP_SPECS: tuple[OpSpec, ...] = (
             "dropout",
             "compile",
             "score_bias",
+            "score_bias_gradient",
         ),
     ),
     _spec(

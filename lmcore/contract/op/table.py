@@ -32,6 +32,12 @@ __all__ = ["OpTable"]
 
 logger = logging.getLogger(__name__)
 
+_LACKS = {
+    "score_bias": "adds no bias to the scores",
+    "score_bias_gradient": "gives no gradient of a bias of the scores",
+}
+"""Reason against a kernel without a trait, for a case with the attribute of the same name."""
+
 
 class OpTable:
     """The ops of one process: the core's specs, the plugins' kernels, the user's preferences."""
@@ -197,8 +203,9 @@ class OpTable:
         untrue = sorted(self.traits - impl.traits)
         if untrue:
             return f"does not claim to be {', '.join(untrue)}"
-        if context.attributes.get("score_bias") and "score_bias" not in impl.traits:
-            return "adds no bias to the scores: it does not claim the trait `score_bias`"
+        for name, lack in _LACKS.items():
+            if context.attributes.get(name) and name not in impl.traits:
+                return f"{lack}: it does not claim the trait `{name}`"
         return self._unsupported(impl, context)
 
     def _unsupported(self, impl: OpImpl, context: OpContext) -> str | None:

@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 __all__ = ["Alibi", "alibi_attention", "alibi_slopes", "biased_attention"]
 
@@ -21,31 +20,24 @@ def biased_attention(
     k_BKTD: Tensor,
     v_BKTD: Tensor,
     *,
+    op: Callable[..., Tensor],
     mask: Tensor,
-    scale: float | None = None,
     causal: bool = False,  # noqa: ARG001 - the addend hides later keys
     dropout: float = 0.0,
 ) -> Tensor:
-    """Return softmax attention with *mask* added to the scores, which no op of the table takes.
+    """Return attention by a kernel of the op that was bound with `score_bias`.
 
     Args:
         q_BNSD: Queries.
         k_BKTD: Keys, each head for N / K query heads.
         v_BKTD: Values.
-        mask: Addend, broadcastable to [B, N, S, T]; -inf where a key is hidden.
-        scale: Factor of the products before the addition; None: 1 / sqrt(D).
+        op: The kernel.
+        mask: Addend of the scores, broadcastable to [B, N, S, T]; -inf where a key is hidden, a
+            later one as well.
         causal: Not used.
         dropout: Probability that an attention weight is dropped.
     """
-    return functional.scaled_dot_product_attention(
-        q_BNSD,
-        k_BKTD,
-        v_BKTD,
-        attn_mask=mask.to(q_BNSD.dtype),
-        dropout_p=dropout,
-        scale=scale,
-        enable_gqa=q_BNSD.shape[1] != k_BKTD.shape[1],
-    )
+    return op(q_BNSD, k_BKTD, v_BKTD, causal=False, dropout=dropout, mask=mask)
 
 
 def alibi_slopes(

@@ -31,6 +31,7 @@ __all__ = [
     "FeedForward",
     "LayerNorm",
     "RMSNorm",
+    "bound_attention",
     "norm_of",
     "output_bias",
 ]
@@ -127,21 +128,12 @@ class Attention(nn.Module):
         self, shape: ModelShape, ops: OpBinding, *, masked: bool, causal: bool
     ) -> Callable[..., Tensor]:
         """Return the op of queries, keys and values; for the arguments see the constructor."""
-        if shape.alibi:
-            self.standard = False
-            causal, masked = False, True  # the bias hides later keys
-        op: Callable[..., Tensor] = ops.bind(
-            "attention",
-            head_dim=shape.head_dim,
-            num_attention_heads=shape.num_attention_heads,
-            num_query_groups=shape.num_query_groups,
-            seq_length=shape.max_position_embeddings,
-            causal=causal,
-            masked=masked,
-            dropout=shape.attention_dropout,
-            score_bias=shape.alibi or None,
-        )
-        return functools.partial(alibi_attention, op=op) if shape.alibi else op
+        if not shape.alibi:
+            return bound_attention(shape, ops, masked=masked, causal=causal)
+        self.standard = False
+        # The bias hides later keys.
+        op = bound_attention(shape, ops, masked=True, causal=False, score_bias=True)
+        return functools.partial(alibi_attention, op=op)
 
     def forward(
         self,
@@ -217,6 +209,32 @@ class Attention(nn.Module):
 def output_bias(size: int, shape: ModelShape) -> nn.Parameter | None:
     """Return a bias that a later op adds; None if the shape has none."""
     return nn.Parameter(torch.zeros(size)) if shape.add_bias_linear else None
+
+
+def bound_attention(
+    shape: ModelShape, ops: OpBinding, *, masked: bool, causal: bool, **bias: bool
+) -> Callable[..., Tensor]:
+    """Return the kernel of `attention` for a shape.
+
+    Args:
+        shape: Sizes of the model.
+        ops: Binding of ops to kernels.
+        masked: True if the kernel may get a mask.
+        causal: True if the kernel hides later keys.
+        bias: `score_bias` and `score_bias_gradient`, if the mask is a bias of the scores.
+    """
+    op: Callable[..., Tensor] = ops.bind(
+        "attention",
+        head_dim=shape.head_dim,
+        num_attention_heads=shape.num_attention_heads,
+        num_query_groups=shape.num_query_groups,
+        seq_length=shape.max_position_embeddings,
+        causal=causal,
+        masked=masked,
+        dropout=shape.attention_dropout,
+        **bias,
+    )
+    return op
 
 
 class FeedForward(nn.Module):

@@ -16,7 +16,7 @@ from torch import Tensor
 from lmcore.families.layers import cross_attention as layers
 from lmcore.families.layers.attention_bias import biased_attention
 from lmcore.families.layers.projection import Embedding
-from lmcore.families.layers.transformer import Attention, Block, norm_of
+from lmcore.families.layers.transformer import Attention, Block, bound_attention, norm_of
 
 if TYPE_CHECKING:
     from lmcore.families.layers.cache import LayerCache
@@ -136,9 +136,11 @@ class SelfAttention(Attention):
         scaled = shape.own["t5_scaled_attention"]
         self.standard = scaled and not shape.relative_positions
         if shape.relative_positions:
-            scale = shape.head_dim**-0.5 if scaled else 1.0
-            return functools.partial(biased_attention, scale=scale)
-        op = super().attention_op(shape, ops, masked=masked, causal=causal)
+            bias = {"score_bias": True, "score_bias_gradient": True}
+            bound = bound_attention(shape, ops, masked=True, causal=False, **bias)
+            op: Callable[..., Tensor] = functools.partial(biased_attention, op=bound)
+        else:
+            op = super().attention_op(shape, ops, masked=masked, causal=causal)
         return op if scaled else _unscaled(op, shape.head_dim**0.5)
 
 

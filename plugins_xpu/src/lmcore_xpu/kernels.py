@@ -50,7 +50,7 @@ def _of_torch() -> list[OpImpl]:
             "attention",
             "sdpa",
             "lmcore_xpu.kernel.attention_sdpa:attention",
-            traits=_FUSED | {"score_bias"},
+            traits=_FUSED | {"score_bias", "score_bias_gradient"},
         ),
         OpImpl("linear", "onednn", f"{_TORCH}:linear", traits=_PLAIN),
         *(OpImpl(name, "torch", f"{_TORCH}:{name}", traits=_FUSED) for name in names),

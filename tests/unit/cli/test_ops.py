@@ -100,7 +100,7 @@ def test_the_list_as_json(capsys):
         "id": "sdpa",
         "plugin": "cpu",
         "priority": 10,
-        "traits": ["deterministic", "fused", "score_bias"],
+        "traits": ["deterministic", "fused", "score_bias", "score_bias_gradient"],
         "requires": {},
         "load": f"lmcore.contract.op.torch_kernels:{function}",
     }
@@ -146,6 +146,17 @@ def test_attention_with_alibi_is_explained(capsys):
     assert "* blocked " in plain
     assert "adds no bias" not in plain
     assert "--score-bias" not in plain
+    assert main(["ops", *words, "--strict-ops", "--ops", "attention=reference"]) == 2
+    assert "`--strict-ops`: op `attention` has no kernel" in capsys.readouterr().err
+
+
+def test_attention_with_relative_positions_is_explained(capsys):
+    """The kernel that gives the gradient of a bias is named, and `--strict-ops` asks for one."""
+    words = ("explain", "attention", "--dtype", "bf16", "--score-bias", "--score-bias-gradient")
+    text = " ".join(printed(capsys, *words).split())
+    assert "score_bias yes, score_bias_gradient yes" in text
+    assert "* sdpa " in text
+    assert "--score-bias-gradient" not in printed(capsys, *words[:-1])
     assert main(["ops", *words, "--strict-ops", "--ops", "attention=reference"]) == 2
     assert "`--strict-ops`: op `attention` has no kernel" in capsys.readouterr().err
 

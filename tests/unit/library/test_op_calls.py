@@ -80,6 +80,27 @@ def test_a_case_is_bound_once(counted_runtime):
     assert bound["linear"] == linear
 
 
+def test_a_bias_of_the_scores_is_a_case(counted_runtime):
+    """A floating-point mask of attention is added, and its gradient asks for another kernel."""
+    runtime = counted_runtime("attention")
+    ops = OpCalls(runtime)
+    bias = torch.ones(6, 6).tril().log()
+    found = [ops.attention(X, X, X, causal=False, mask=mask) for mask in (bias < 0, bias, bias)]
+    expected = reference.attention(X, X, X, causal=True)
+    for one in found:
+        torch.testing.assert_close(one, expected, rtol=1e-5, atol=1e-5)
+    trained = torch.zeros(6, 6, requires_grad=True)
+    ops.attention(X, X, X, causal=False, mask=trained).sum().backward()
+    with torch.no_grad():
+        ops.attention(X, X, X, causal=False, mask=trained)
+    assert trained.grad is not None
+    names = ("masked", "score_bias", "score_bias_gradient")
+    cases = [
+        tuple(one.context.attributes.get(name) for name in names) for one in runtime.ops.resolutions
+    ]
+    assert cases == [(True, None, None), (True, True, None), (True, True, True)]
+
+
 def test_the_shapes_that_are_kept_are_bounded(counted_runtime, monkeypatch):
     """A loop over ever new shapes keeps a limited number, and stays right."""
     monkeypatch.setattr("lmcore.library.op_calls._MOST_SHAPES", 2)
@@ -166,7 +187,12 @@ def test_explain_says_which_kernel_and_why(counted_runtime):
         ("swiglu", (X[..., :7],), {}, "7 channels, an odd number"),
         ("attention", (X, X[:, :3], X[:, :3]), {"causal": True}, "3 heads of keys do not divide 4"),
         ("attention", (X[0], X, X), {"causal": True}, "`q_BNSD` has 3 dims, and 4 are needed"),
-        ("attention", (X, X, X), {"causal": True, "mask": X}, "`mask` is float32, and bool"),
+        (
+            "attention",
+            (X, X, X),
+            {"causal": True, "mask": X.long()},
+            "int64, and bool or a floating-point",
+        ),
         ("rotary_embedding", (X, X[0, 0], X[0, 0]), {}, "8 angles rotate 16 channels"),
         ("cross_entropy", (X[0, 0], IDS.int()), {}, "`target_T` is int32, and int64 is needed"),
         ("grad_norm", ([],), {}, "got no tensor"),

@@ -156,7 +156,7 @@ KERNELS: tuple[OpImpl, ...] = (
         "attention",
         "sdpa",
         f"{_OPS}:attention" if GROUPED_CPU_ATTENTION else f"{_OPS}:attention_expanded",
-        traits=_FUSED | {"score_bias"},
+        traits=_FUSED | {"score_bias", "score_bias_gradient"},
     ),
     OpImpl("layer_norm", "torch", f"{_OPS}:layer_norm", traits=_FUSED),
     OpImpl(

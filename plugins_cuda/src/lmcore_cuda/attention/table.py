@@ -88,7 +88,11 @@ def _of_torch(gpu: Gpu) -> list[OpImpl]:
     own = "attention" if gpu.capability >= _AMPERE else "attention_expanded"
     return [
         OpImpl(
-            "attention", "sdpa", f"{_SDPA}:{own}", priority=10, traits=_REPEATABLE | {"score_bias"}
+            "attention",
+            "sdpa",
+            f"{_SDPA}:{own}",
+            priority=10,
+            traits=_REPEATABLE | {"score_bias", "score_bias_gradient"},
         ),
         OpImpl(
             "attention",

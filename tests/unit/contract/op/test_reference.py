@@ -109,6 +109,23 @@ def test_attention_adds_a_bias(attend, causal):
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("attend", [reference.attention, torch_kernels.attention])
+def test_a_bias_gets_its_gradient(attend):
+    """It is the sum over the samples that share the bias, and 0 where a key is hidden."""
+    hidden = torch.zeros(3, 5, dtype=torch.bool)
+    hidden[1, 2:] = True
+
+    def oracle(q, k, v, bias):
+        scores = torch.einsum("bnsd,bntd->bnst", q, k) / 2 + bias
+        return scores.masked_fill(hidden, -math.inf).softmax(-1) @ v
+
+    def found(q, k, v, bias):
+        return attend(q, k, v, causal=False, mask=bias.masked_fill(hidden, -math.inf))
+
+    q, k, v = (randn(2, 3, length, 4, seed=length) for length in (3, 5, 6))
+    assert_same(found, oracle, q, k, v[:, :, :5], randn(1, 3, 3, 5))
+
+
 def test_norms_as_torchs():
     """Layer and RMS norm are torch's, forward and backward."""
     x, gain, offset = randn(2, 3, 9), randn(9, seed=1), randn(9, seed=2)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from model_states import drawn
 from torch import Tensor
 from torch.nn import functional
 
@@ -15,6 +16,7 @@ from lmcore.base.errors import ConfigError
 from lmcore.config.derived.layout import ParallelLayout
 from lmcore.config.load import load_config
 from lmcore.config.validate import validate
+from lmcore.contract import OP_SPECS, OpImpl, OpTable
 from lmcore.families.op_binding import OpBinding
 from lmcore.families.t5.block import distance_buckets
 from lmcore.families.t5.family import T5, forward_flops, parameters, stacks
@@ -208,6 +210,55 @@ def test_buckets() -> None:
     assert causal.diff().max() <= 0
     both = distance_buckets(torch.tensor([-5, 5, -300, 300]), bidirectional=True, **one)
     assert both.tolist() == [5, 16 + 5, 15, 31]
+
+
+def kernel(name: str, *traits: str) -> OpImpl:
+    target = "lmcore.contract.op.torch_kernels:attention"
+    return OpImpl("attention", name, target, traits=frozenset(traits), plugin="chip")
+
+
+def test_the_kernel_gives_the_gradient_of_the_bias() -> None:
+    """Relative positions bind a kernel that claims it; cross-attention may have any."""
+    impls = [
+        kernel("fast"),
+        kernel("biased", "score_bias"),
+        kernel("trained", "score_bias", "score_bias_gradient"),
+    ]
+    table = OpTable(OP_SPECS, impls, preferences={"attention": ("fast", "biased")})
+    with torch.device("meta"):
+        T5Model(shape_of(**ORIGINAL), OpBinding(table, "cpu", "float32"))
+    found = [one for one in table.resolutions if one.op == "attention"]
+    cases = [
+        (one.chosen, one.context.attributes["causal"], one.context.attributes.get("score_bias"))
+        for one in found
+    ]
+    assert cases == [("trained", False, True), ("fast", False, None)]
+    assert dict(found[0].rejected)["biased"] == (
+        "gives no gradient of a bias of the scores: it does not claim the trait "
+        "`score_bias_gradient`"
+    )
+    strict = OpTable(OP_SPECS, impls[:2], strict=True)
+    with pytest.raises(ConfigError, match="op `attention` has no kernel for this case"):
+        strict.bind("attention", found[0].context)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.25])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_kernels_learn_the_positions(
+    dropout: float, scaled: bool, batch: dict[str, Tensor]
+) -> None:
+    """A kernel of torch has the reference's losses and gradients, also of the positions' tables."""
+    values = ORIGINAL | {"t5_scaled_attention": scaled, "attention_dropout": dropout}
+    found = []
+    for impls in ([], [kernel("sdpa", "score_bias", "score_bias_gradient")]):
+        ops = OpBinding(OpTable(OP_SPECS, impls), "cpu", "float64")
+        model = drawn(T5Model(shape_of(**values), ops)).double()
+        torch.manual_seed(5)
+        loss = model.loss(**batch)
+        loss.backward()
+        found.append((loss, {name: one.grad for name, one in model.named_parameters()}))
+    assert found[0][1]["encoder_bias.weight"].abs().sum() > 0.01
+    torch.testing.assert_close(found[1], found[0], rtol=1e-8, atol=1e-9)
 
 
 def test_flops() -> None:

@@ -78,8 +78,9 @@ class Kernel:
         """
         if self.impl is None:
             return []
-        if attributes.get("score_bias") and "score_bias" not in self.impl.traits:
-            return ["it does not claim the trait `score_bias`"]
+        for name in ("score_bias", "score_bias_gradient"):
+            if attributes.get(name) and name not in self.impl.traits:
+                return [f"it does not claim the trait `{name}`"]
         if self.impl.supports is None:
             return []
         reasons = []
@@ -242,11 +243,16 @@ def call(
         if only in {None, place}:
             leaves[place] = arguments[place].requires_grad_()
     kwargs = {name: sent(value) for name, value in case.kwargs.items()}
+
+    def apply(given: Mapping[int, Any]) -> Any:
+        by_name = {name: given[place] for place, name in case.named.items()}
+        places = sorted(given.keys() - case.named.keys())
+        return function(*(given[place] for place in places), **by_name, **kwargs)
+
     with context():
-        out = function(*(arguments[place] for place in sorted(arguments)), **kwargs)
+        out = apply(arguments)
     others = {place: (2 * leaf).detach().requires_grad_() for place, leaf in leaves.items()}
-    changed = [value for _, value in sorted((arguments | others).items())]
-    kept = [function(*changed, **kwargs) for _ in range(later_calls)]
+    kept = [apply(arguments | others) for _ in range(later_calls)]
     generator = torch.Generator().manual_seed(5)
     grad = torch.randn(out.shape, dtype=torch.float64, generator=generator)
     grad = grad.to(incoming or dtype).to(device, out.dtype)

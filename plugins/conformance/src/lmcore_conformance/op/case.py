@@ -7,7 +7,7 @@ K key/value heads, D head channels, R rotated pairs, F feed-forward, V vocabular
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ __all__ = [
     "rotary_case",
     "softmax_case",
     "swiglu_case",
+    "trained_bias_cases",
 ]
 
 Place = tuple[int, tuple[int, ...]]
@@ -37,6 +38,9 @@ Place = tuple[int, tuple[int, ...]]
 
 _ONE_TOKEN = "one token of each sample"
 """Label of the shapes of decoding, for which a kernel may have a separate path."""
+
+_MASK = 5
+"""Place of `mask` among the arguments of `attention`, which takes it by name."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,7 @@ class Case:
         kind: "value", "empty" or "nan".
         tensors: Floating arguments by position, float64; they are cast, and get gradients.
         others: Arguments that get none, by position (targets, masks, None, angles).
+        named: Names of the arguments by position that are passed by name.
         kwargs: Arguments by name.
         attributes: attributes of the case for `supports`, beside dtype and device.
         nan: index of a NaN, for the kind "nan".
@@ -62,6 +67,7 @@ class Case:
     attributes: Mapping[str, Any] = field(default_factory=dict)
     kind: str = "value"
     nan: Place | None = None
+    named: Mapping[int, str] = field(default_factory=dict)
 
 
 def randn(*shape: int, seed: int = 0) -> Tensor:
@@ -127,6 +133,40 @@ def attention_case(
         kind=_kind(label),
         nan=nan,
     )
+
+
+def trained_bias_cases() -> list[Case]:
+    """Return cases of `attention` with a bias of the scores that gets a gradient.
+
+    Its samples share it, each has one, or a cache holds the first keys.
+    """
+    later = torch.ones(9, 9, dtype=torch.bool).triu(1)
+    biases = {
+        "a trained bias": ((2, 4, 9, 8), None, randn(1, 4, 9, 9, seed=4)),
+        "a trained bias of the heads": ((2, 4, 9, 8), None, randn(4, 9, 9, seed=4)),
+        "a trained bias that hides later keys": (
+            *((2, 6, 9, 16), None),
+            randn(1, 6, 9, 9, seed=4).masked_fill(later, -torch.inf),
+        ),
+        "a trained bias that hides padding": (
+            *((2, 2, 8, 64), None),
+            randn(2, 2, 8, 8, seed=4).masked_fill(padding(2, 8), -torch.inf),
+        ),
+        "a trained bias on a cache": ((1, 2, 3, 8), 11, randn(1, 2, 3, 11, seed=4)),
+    }
+    cases = []
+    for label, (shape, keys, bias) in biases.items():
+        plain = attention_case(label, shape, keys=keys, causal=False)
+        attributes = {"masked": True, "score_bias": True, "score_bias_gradient": True}
+        cases.append(
+            replace(
+                plain,
+                tensors={**plain.tensors, _MASK: bias},
+                named={_MASK: "mask"},
+                attributes={**plain.attributes, **attributes},
+            )
+        )
+    return cases
 
 
 def norm_case(

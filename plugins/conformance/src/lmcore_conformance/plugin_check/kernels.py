@@ -51,6 +51,7 @@ _VALUES: Mapping[str, tuple[Any, ...]] = {
     "vocab_size": (50304, 50257),
     "compile": (False, True),
     "score_bias": (False, True),
+    "score_bias_gradient": (False, True),
 }
 """Values of each attribute in the calls of `supports`: the usual value first."""
 

@@ -23,6 +23,10 @@ HALF = set()
 """Op and id of the faults that are in bfloat16 alone."""
 
 
+BIASED = {"bias-gradient", "bias-gradient.samples"}
+"""Ids of the faults that claim to add a bias to the scores, and to give its gradient."""
+
+
 def _add(table, op, name, function):
     target = f"k_{op}_{name}".replace("-", "_").replace(".", "_")
     globals()[target] = functools.wraps(getattr(reference, op))(function)
@@ -452,6 +456,21 @@ def _(x, weight, epsilon):
 def _(q, k, v, *, causal, dropout=0.0, mask=None):
     wrong = 1.01 if q.shape[-1] in {80, 96, 112} else 1.0
     return reference.attention(q, k, v, causal=causal, dropout=dropout, mask=mask) * wrong
+
+
+@misfit("attention", "bias-gradient")
+def _(q, k, v, *, causal, dropout=0.0, mask=None):
+    if mask is not None:
+        mask = mask.detach()
+    return reference.attention(q, k, v, causal=causal, dropout=dropout, mask=mask)
+
+
+@misfit("attention", "bias-gradient.samples")
+def _(q, k, v, *, causal, dropout=0.0, mask=None):
+    """Give the first sample's gradient of a bias that samples share."""
+    if mask is not None and mask.requires_grad and mask.dim() == 4 and len(mask) < len(q):
+        mask = torch.cat([mask, mask.detach().expand(len(q) - 1, -1, -1, -1)])
+    return reference.attention(q, k, v, causal=causal, dropout=dropout, mask=mask)
 
 
 @misfit("layer_norm", "widths")

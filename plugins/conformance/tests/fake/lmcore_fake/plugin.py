@@ -145,7 +145,7 @@ def lmcore_op_impls():
     def float32(context):
         return None if context.dtype == "float32" else Reject("is for float32")
 
-    traits = frozenset({"deterministic"})
+    traits, biased = frozenset({"deterministic"}), {"score_bias", "score_bias_gradient"}
     if FAKE == "when-asked":
         return [OpImpl("rms_norm", FAKE, target, supports=float32, traits=traits)]
 
@@ -156,7 +156,7 @@ def lmcore_op_impls():
         OpImpl(
             *(op, name, f"lmcore_fake.kernels:{target}"),
             supports=both if (op, name) in kernels.HALF else float32,
-            traits=traits,
+            traits=traits | (biased if name in kernels.BIASED else set()),
         )
         for (op, name), target in table.items()
     ]

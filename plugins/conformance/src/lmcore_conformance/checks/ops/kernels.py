@@ -27,7 +27,7 @@ from lmcore_conformance.op.call import (
     plain,
     rounded,
 )
-from lmcore_conformance.op.case import CALLED_OPS, CASES
+from lmcore_conformance.op.case import CALLED_OPS, CASES, trained_bias_cases
 from lmcore_conformance.op.case_large import PRIMES, huge_cases, large_cases, width_cases
 from lmcore_conformance.op.findings import BOTH, Findings, Use
 from lmcore_conformance.op.uses import (
@@ -259,6 +259,27 @@ _PROPERTIES: dict[str, tuple[Callable[[Bench, str], str], str, str]] = {
         "A wider or narrower dtype changes memory and numbers of everything behind it.",
     ),
 }
+
+
+def _bias_gradient(bench: Bench, op: str) -> str:
+    """Compare all gradients of calls with a trained bias, and the bias's alone."""
+    findings = Findings()
+    for use in made(bench, op, trained_bias_cases(), dtypes_of(bench)):
+        findings.compare(use)
+        (bias,) = use.case.named
+        right = Outcome(use.wanted.out, {bias: use.wanted.grads[bias]})
+        findings.compare(replace(use, wanted=right), ", one gradient required", only=bias)
+    return findings.conclude() or "no kernel claims the trait `score_bias_gradient`"
+
+
+register_property(
+    "attention",
+    "bias-gradient",
+    _bias_gradient,
+    "With the trait `score_bias_gradient` `{op}` gives the gradient of a bias of the scores, with "
+    "the gradients of the other arguments and alone.",
+    "T5's relative positions would stay at their initial values, or learn something else.",
+)
 
 
 for _op in CALLED_OPS:
