@@ -22,11 +22,16 @@ __all__ = ["LEFT", "FlagRow", "flag_groups", "flag_rows", "print_table"]
 
 _FLAG = re.compile(r"--?[A-Za-z]")
 _WIDEST = 44
+_OF_DEVICE = {
+    "--distributed-backend": "the device's own backend is the default; `lmcore train` with the "
+    "flag asks for another"
+}
+"""Flags whose values belong to the script's device, with the reason to leave them out."""
 
 SAME, RENAMED, ALREADY = "same", "renamed", "already so"
 REPLACED, NOT, UNKNOWN, WRONG = "replaced by", "not supported", "unknown", "wrong value"
-OPEN, AGAIN = "has no value", "given again"
-LEFT = (REPLACED, NOT, UNKNOWN, WRONG, OPEN, AGAIN)
+OPEN, AGAIN, OF_DEVICE = "has no value", "given again", "left out"
+LEFT = (REPLACED, NOT, UNKNOWN, WRONG, OPEN, AGAIN, OF_DEVICE)
 """Kinds of flags that the result does not have."""
 
 
@@ -76,6 +81,9 @@ def flag_rows(
     repeated: dict[tuple[str, ...], list[int]] = {}
     for number, group in enumerate(flag_groups(flags)):
         text = shlex.join(group)
+        if _name(group) in _OF_DEVICE and _name(group) in {one.flag for one in options.values()}:
+            rows.append(FlagRow(text, OF_DEVICE, _OF_DEVICE[_name(group)]))
+            continue
         if _name(group) in (places or {}):
             rows.append(FlagRow(text, RENAMED, (places or {})[_name(group)]))
             continue

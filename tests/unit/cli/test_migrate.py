@@ -53,6 +53,19 @@ def migrated(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[str,
     return out, err
 
 
+@pytest.mark.parametrize("backend", ["nccl", "ccl", "xccl", "gloo", "$BACKEND"])
+@pytest.mark.parametrize("flag", ["--distributed-backend ", "--distributed_backend="])
+def test_backend_is_the_devices(
+    flag: str, backend: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The backend of the script's device is left out of the settings, and the table says so."""
+    line = f"python pretrain_gpt.py --num-layers 2 {flag}{backend}\n"
+    text, report = migrated([script(tmp_path, line)], capsys)
+    assert "distributed_backend" not in text
+    row = next(one for one in report.splitlines() if flag.strip() in one)
+    assert "left out: the device's own backend is the default" in row
+
+
 def test_a_published_script_becomes_settings_that_load(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
