@@ -9,6 +9,7 @@ from itertools import groupby
 from lmcore.base.errors import ConfigError, LmcoreError, suggestion
 from lmcore.cli.commands import COMMANDS, GROUPS, known_commands, known_inner, own_names
 from lmcore.model.command import Command
+from lmcore.model.installation import installation
 from lmcore.plugin.discovery import discover
 from lmcore.plugin.record import PluginSet
 from lmcore.plugin.registrations import Registrations, load_command, plugin_commands
@@ -155,9 +156,8 @@ def _unavailable(one: Command, plugins: PluginSet, found: Registrations[Command]
             reason = found.failures.get(record.name, record.trouble)
             why = f"plugin {record.label}, which adds it, {reason}"
             return ConfigError(what, why=why, hint="`lmcore plugins` shows every plugin")
-    wanted = f'"{one.requirement}"' if one.extra else one.requirement
     return ConfigError(
         what,
         why=f"the package `{one.package}`, which adds it, is not installed",
-        hint=f"run `pip install {wanted}`, with the index or folder that lmcore came from",
+        hint=installation(one.package, one.extra),
     )

@@ -11,14 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lmcore.base.errors import CheckpointArgumentError, MissingPackageError
+from lmcore.model.installation import installation
 
 __all__ = ["APPLICATIONS", "KNOWN_PLUGINS", "KnownPlugin"]
 
 APPLICATIONS = ("data", "serve")
 """Extras of lmcore that install packages with commands; the records of these have both names."""
-
-_FROM = "with the index or folder that lmcore came from"
-"""Part of hints: what a public index has under a name need not be ours."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +53,8 @@ class KnownPlugin:
             needed_for: The use, an option with its value.
             all_of_it: True if what the package needs in turn is needed too.
         """
-        wanted = f'"lmcore[{self.extra}]"' if all_of_it else self.package
-        error = MissingPackageError(
-            self.package, needed_for=needed_for, install=f"pip install {wanted}"
-        )
-        error.hint = f"{error.hint}, {_FROM}"
+        error = MissingPackageError(self.package, needed_for=needed_for, install="")
+        error.hint = installation(self.package, self.extra if all_of_it else "")
         return error
 
     def unread(self, directory: Path) -> CheckpointArgumentError | None:
@@ -76,7 +71,7 @@ class KnownPlugin:
             hint = "see `lmcore plugins`"
         else:
             why += "it is not installed"
-            hint = f"run `pip install {self.package}`, {_FROM}"
+            hint = installation(self.package)
         return CheckpointArgumentError(f"`{directory}` cannot be read", why=why, hint=hint)
 
     def has_files(self, directory: Path) -> bool:

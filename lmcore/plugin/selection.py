@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from lmcore.base.errors import DeviceError, PluginError, nearest
 from lmcore.contract.probe import Probe, ProbeState
+from lmcore.model.installation import installation
 from lmcore.plugin.known_packages import device_packages
 from lmcore.plugin.record import CPU, PluginRecord, PluginSet, PluginState
 
@@ -255,12 +256,9 @@ def _unknown(plugins: PluginSet, named: str, source: str) -> UnknownDeviceError:
 def _install(named: str, known: Collection[str]) -> str:
     """Return which package might bring the device *named*; *known* ones are here already."""
     packages = {name: one for name, one in device_packages().items() if name not in known}
-    # From where lmcore came: what a public index has under a name need not be the plugin.
     if named in packages:
-        return (
-            f"`{named}` comes with the package `{packages[named]}`: run `pip install "
-            f'"lmcore[{named}]"`, with the index or folder that lmcore came from'
-        )
+        package = packages[named]
+        return f"`{named}` comes with the package `{package}`: {installation(package, named)}"
     others = [f"`{name}` (`{package}`)" for name, package in sorted(packages.items())]
     if not others:
         return "other devices come with plugins: `lmcore plugins` lists the installed ones"

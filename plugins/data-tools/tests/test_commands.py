@@ -75,6 +75,7 @@ def test_without_the_plugin_they_say_how_to_get_it(
     cpu = discover(env={"LMCORE_PLUGINS": ""}, probe=False)
     alone = dataclasses.replace(cpu, records=tuple(one for one in cpu if one.name == "cpu"))
     monkeypatch.setattr("lmcore.cli.plugin_commands.discover", lambda **_: alone)
+    monkeypatch.setattr("lmcore.model.installation.sources", lambda: None)
     assert main(["data", *CLEAN]) == 2
     err = capsys.readouterr().err
     assert "error: `lmcore data clean` is not available" in err

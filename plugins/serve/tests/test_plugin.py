@@ -42,6 +42,7 @@ def test_without_the_package(
     found = importlib.metadata.entry_points(group="lmcore.plugins")
     others = tuple(one for one in found if one.name != "serve")
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: others)
+    monkeypatch.setattr("lmcore.model.installation.sources", lambda: None)
     for name in ("LMCORE_PLUGINS", "LMCORE_PLUGIN_OFF"):
         monkeypatch.delenv(name, raising=False)
     assert main([command, "--anything"]) == 2

@@ -30,6 +30,7 @@ def _absent(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("LMCORE_PLUGIN_OFF", "deepspeed")
         discover(probe=False)
     monkeypatch.setattr(KnownPlugin, "is_installed", False)
+    monkeypatch.setattr("lmcore.model.installation.sources", lambda: None)
 
 
 @pytest.fixture(params=["", "global_step7"])

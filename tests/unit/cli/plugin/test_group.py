@@ -48,8 +48,11 @@ def cpu():
     ],
 )
 @pytest.mark.usefixtures("table")
-def test_a_missing_package_is_named(installed, capsys, words, command, package, wanted):
+def test_a_missing_package_is_named(
+    installed, capsys, monkeypatch, words, command, package, wanted
+):
     """The message says which package has the command, and how to get it."""
+    monkeypatch.setattr("lmcore.model.installation.sources", lambda: None)
     installed(cpu())
     assert main(words) == 2
     assert capsys.readouterr().err == (

@@ -144,6 +144,7 @@ def test_what_the_native_engine_lacks_is_refused(
 
 def test_a_missing_plugin_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names the package that brings the engine, and what needs no package."""
+    monkeypatch.setattr("lmcore.model.installation.sources", lambda: None)
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     problem, *others = problems_of(load_config(["--engine", "deepspeed"]), world_size=1)
     assert others == []
