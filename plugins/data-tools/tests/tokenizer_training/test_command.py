@@ -12,6 +12,9 @@ from lmcore.base.errors import ConfigError, DataError
 from lmcore.cli.data import run
 from lmcore.data.indexed.metadata import read_metadata
 
+_SMALL = ("SentencePieceTokenizer",)
+"""Types whose vocabularies have not every byte, and must not be larger than the text allows."""
+
 
 @pytest.fixture
 def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -26,7 +29,11 @@ def text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    "kind", ["GPT2BPETokenizer", "BertWordPieceLowerCase", "HFTokenizer", "Llama2Tokenizer"]
+    "kind",
+    [
+        *("GPT2BPETokenizer", "BertWordPieceLowerCase", "BertWordPieceCase", "HFTokenizer"),
+        *("SentencePieceTokenizer", "Llama2Tokenizer"),
+    ],
 )
 def test_next_command_works(
     kind: str,
@@ -36,10 +43,13 @@ def test_next_command_works(
 ) -> None:
     """The command that is shown next prepares data with the new tokenizer."""
     argv = ["--input", str(text), "--output-dir", str(tmp_path / "new dir")]
-    assert run(["train-tokenizer", *argv, "--tokenizer-type", kind, "--vocab-size", "290"]) == 0
+    size = "30" if kind in _SMALL else "290"
+    assert run(["train-tokenizer", *argv, "--tokenizer-type", kind, "--vocab-size", size]) == 0
     captured = capsys.readouterr()
     assert "bytes of text per token" in captured.out
     assert "training on" in captured.err
+    of_sentences = kind.startswith("Bert") or kind == "SentencePieceTokenizer"
+    assert ("for BERT, T5 or ICT add `--split-sentences`" in captured.out) == of_sentences
     words = shlex.split(captured.out.rpartition("next: lmcore data ")[2])
     assert run(words) == 0
     metadata = read_metadata("new dir_text_document")

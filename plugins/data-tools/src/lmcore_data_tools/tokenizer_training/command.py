@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["TrainTokenizerSection", "run"]
 
+_OF_SENTENCES = ("BertWordPieceCase", "BertWordPieceLowerCase", "SentencePieceTokenizer")
+"""Types with the special tokens of families whose samples are made of sentences."""
 _EPILOG = """\
 The output directory must be new. The same text gives the same files.
 
@@ -147,6 +149,8 @@ def _summary(report: TrainingReport, section: TrainTokenizerSection) -> str:
     ]
     if report.skipped:
         lines.append(f"skipped documents: {counts_text(report.skipped)}")
+    if report.tokenizer["type"] in _OF_SENTENCES:
+        lines.append("for BERT, T5 or ICT add `--split-sentences` to the next command")
     kind = f"--tokenizer-type {report.tokenizer['type']}"
     return "\n".join(
         [*lines, "", f"next: lmcore data prepare {_read_again(section, report)} {kind} {flags}"]
