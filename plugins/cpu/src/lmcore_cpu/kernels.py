@@ -6,6 +6,7 @@ All of them give the same bits in each run with the same number of threads.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 from lmcore.contract import OpContext, OpImpl, Reject
 from lmcore.contract.torch_versions import GROUPED_CPU_ATTENTION
@@ -15,6 +16,7 @@ from lmcore_cpu.kernel.processor import facts
 
 __all__ = ["IPEX_KERNELS", "KERNELS", "kernels"]
 
+Supports = Callable[[OpContext], Reject | None]
 _DETERMINISTIC = frozenset({"deterministic"})
 _FUSED = frozenset({"deterministic", "fused"})
 _OPS = "lmcore.contract.op.torch_kernels"
@@ -49,27 +51,35 @@ def _blas(context: OpContext) -> Reject | None:
     return None if facts().mkl else Reject("this build of torch has no MKL")
 
 
-def _eager(context: OpContext) -> Reject | None:
-    """Refuse compiled blocks, which have a separate variant."""
-    if context.attributes.get("compile"):
-        return Reject("is not for compiled blocks; `onednn-compile` is")
-    return _onednn(context)
+def _eager(supports: Supports, other: str) -> Supports:
+    """Return a function that refuses compiled blocks, which have the variant *other*."""
+
+    def check(context: OpContext) -> Reject | None:
+        if context.attributes.get("compile"):
+            return Reject(f"is not for compiled blocks; `{other}` is")
+        return supports(context)
+
+    return check
 
 
-def _compiled(context: OpContext) -> Reject | None:
-    """Refuse blocks that are not compiled."""
-    if not context.attributes.get("compile"):
-        return Reject("is for compiled blocks; `onednn` is the same without a compiler")
-    return _onednn(context)
+def _compiled(supports: Supports, other: str) -> Supports:
+    """Return a function that refuses blocks that are not compiled, which have *other*."""
+
+    def check(context: OpContext) -> Reject | None:
+        if not context.attributes.get("compile"):
+            return Reject(f"is for compiled blocks; `{other}` is the same without a compiler")
+        return supports(context)
+
+    return check
 
 
 def _narrow(context: OpContext) -> Reject | None:
-    """Refuse other dtypes, processors that emulate them, and compiled blocks."""
+    """Refuse other dtypes, and processors that emulate them."""
     if context.dtype != "bfloat16":
         return Reject(f"computes in bfloat16, not {context.dtype}")
     if not facts().bfloat16_products:
         return Reject("this processor has no products of bfloat16")
-    return _uncompiled(context)
+    return None
 
 
 def _blocked(context: OpContext) -> Reject | None:
@@ -95,29 +105,15 @@ def _sequences(context: OpContext) -> Reject | None:
     return None
 
 
-def _eager_sequences(context: OpContext) -> Reject | None:
-    """Refuse compiled blocks, which have a separate variant, and what the kernel cannot do."""
-    if context.attributes.get("compile"):
-        return Reject("is not for compiled blocks; `bfloat16-compile` is")
-    return _sequences(context)
-
-
-def _compiled_sequences(context: OpContext) -> Reject | None:
-    """Refuse blocks that are not compiled, and what the kernel cannot do."""
-    if not context.attributes.get("compile"):
-        return Reject("is for compiled blocks; `bfloat16` is the same without a compiler")
-    return _sequences(context)
-
-
 def _activation(context: OpContext) -> Reject | None:
-    """Refuse compiled blocks, other dtypes, sizes that leave a vector in part, and no kernel."""
+    """Refuse other dtypes, sizes that leave a vector in part, and no kernel."""
     if context.dtype not in {"float32", "bfloat16"}:
         return Reject(f"computes in float32 and bfloat16, not {context.dtype}")
     if context.attributes.get("ffn_hidden_size", ACTIVATION_COLUMNS) % ACTIVATION_COLUMNS:
         return Reject(f"is for a multiple of {ACTIVATION_COLUMNS} channels")
     if facts().kernels is None:
         return Reject("there is no compiled kernel for this processor")
-    return _uncompiled(context)
+    return None
 
 
 def _uncompiled(context: OpContext) -> Reject | None:
@@ -133,7 +129,7 @@ KERNELS: tuple[OpImpl, ...] = (
         "bfloat16",
         "lmcore_cpu.kernel.sequence_attention:attention",
         priority=16,
-        supports=_eager_sequences,
+        supports=_eager(_sequences, "bfloat16-compile"),
         traits=_FUSED,
     ),
     OpImpl(
@@ -141,7 +137,7 @@ KERNELS: tuple[OpImpl, ...] = (
         "bfloat16-compile",
         "lmcore_cpu.kernel.beside_compiled:attention",
         priority=16,
-        supports=_compiled_sequences,
+        supports=_compiled(_sequences, "bfloat16"),
         traits=_FUSED,
     ),
     OpImpl(
@@ -170,14 +166,14 @@ KERNELS: tuple[OpImpl, ...] = (
         "linear",
         "onednn",
         "lmcore_cpu.kernel.linear:linear",
-        supports=_eager,
+        supports=_eager(_onednn, "onednn-compile"),
         traits=_DETERMINISTIC,
     ),
     OpImpl(
         "linear",
         "onednn-compile",
         "lmcore_cpu.kernel.beside_compiled:linear",
-        supports=_compiled,
+        supports=_compiled(_onednn, "onednn"),
         traits=_DETERMINISTIC,
     ),
     OpImpl(
@@ -192,7 +188,14 @@ KERNELS: tuple[OpImpl, ...] = (
         "linear",
         "bfloat16",
         "lmcore_cpu.kernel.linear:narrow_linear",
-        supports=_narrow,
+        supports=_eager(_narrow, "bfloat16-compile"),
+        traits=_DETERMINISTIC,
+    ),
+    OpImpl(
+        "linear",
+        "bfloat16-compile",
+        "lmcore_cpu.kernel.beside_compiled:narrow_linear",
+        supports=_compiled(_narrow, "bfloat16"),
         traits=_DETERMINISTIC,
     ),
     OpImpl(
@@ -200,7 +203,15 @@ KERNELS: tuple[OpImpl, ...] = (
         "native",
         "lmcore_cpu.kernel.activation:bias_gelu",
         priority=15,
-        supports=_activation,
+        supports=_eager(_activation, "native-compile"),
+        traits=_FUSED,
+    ),
+    OpImpl(
+        "bias_gelu",
+        "native-compile",
+        "lmcore_cpu.kernel.beside_compiled:bias_gelu",
+        priority=15,
+        supports=_compiled(_activation, "native"),
         traits=_FUSED,
     ),
     OpImpl("bias_gelu", "torch", f"{_OPS}:bias_gelu", traits=_DETERMINISTIC),
@@ -209,7 +220,15 @@ KERNELS: tuple[OpImpl, ...] = (
         "native",
         "lmcore_cpu.kernel.activation:swiglu",
         priority=15,
-        supports=_activation,
+        supports=_eager(_activation, "native-compile"),
+        traits=_FUSED,
+    ),
+    OpImpl(
+        "swiglu",
+        "native-compile",
+        "lmcore_cpu.kernel.beside_compiled:swiglu",
+        priority=15,
+        supports=_compiled(_activation, "native"),
         traits=_FUSED,
     ),
     OpImpl("swiglu", "in-place", f"{_ELEMENTWISE}:swiglu", supports=_uncompiled, traits=_FUSED),
