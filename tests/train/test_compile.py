@@ -10,6 +10,30 @@ import pytest
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 
 
+LLAMA = "--normalization RMSNorm --swiglu --disable-bias-linear --position-embedding-type rope"
+
+
+@pytest.mark.full  # two more runs that compile
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(COMPILER is None, reason="no C++ compiler here")
+@pytest.mark.parametrize("more", ["", LLAMA], ids=["gpt", "llama"])
+def test_equals_eager_in_bf16(start: Any, train: Any, tmp_path: Any, more: str) -> None:
+    """The losses of a compiled run are the eager run's within the rounding of bf16."""
+    sizes = "--num-layers 2 --hidden-size 64 --num-attention-heads 2 --ffn-hidden-size 128"
+    flags = f"--train-iters 6 {sizes} --lr 1e-3 --precision bf16 {more}"
+    eager = train("eager", flags)
+    assert eager.status == 0, eager.err
+    process = start("compiled", f"{flags} --compile")
+    _, err = process.communicate(timeout=280)
+    assert process.returncode == 0, err
+    compiled = type(eager)(0, "", err, tmp_path / "compiled")
+    assert len(compiled.rows) == 6
+    for one, other in zip(eager.rows, compiled.rows, strict=True):
+        assert other["loss"] == pytest.approx(one["loss"], abs=2e-3)
+        assert other["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-2)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler here")

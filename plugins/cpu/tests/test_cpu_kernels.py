@@ -71,8 +71,9 @@ def test_a_gpt_in_float32_trains_without_references(traits):
     assert {resolution.source for resolution in ops.resolutions} == {"priority"}
 
 
-def test_strict_names_what_a_compiled_model_lacks():
+def test_strict_names_what_a_compiled_model_lacks(give_facts: Callable[..., None]) -> None:
     """Each op that is left to the compiler is in one message, with the reason."""
+    give_facts(bfloat16_products=False)
     with pytest.raises(ConfigError) as error:
         GPT(SHAPE, OpBinding(table(strict=True), "cpu", "bfloat16", compile=True))
     assert "op `linear`" in error.value.what  # bound by itself, the first one fails

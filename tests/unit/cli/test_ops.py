@@ -183,7 +183,7 @@ def test_wishes_decide_as_in_a_run(capsys, blas):
     assert found["attributes"] == {"bias": True, "compile": True}
     assert found["error"] is None
     ids = [one["id"] for one in found["kernels"]]
-    assert ids == ["bfloat16", "onednn", "onednn-compile", "torch"]
+    assert ids == ["bfloat16", "bfloat16-compile", "onednn", "onednn-compile", "torch"]
 
 
 @pytest.mark.parametrize("op", ["attention", "adamw"])

@@ -26,4 +26,5 @@ def narrow_linear(x_BSI: Tensor, weight_OI: Tensor, bias_O: Tensor | None) -> Te
     """Return x @ weight.T + bias; the compiler casts x with what comes before."""
     if torch.is_autocast_enabled("cpu"):
         x_BSI = x_BSI.to(torch.get_autocast_dtype("cpu"))
-    return _narrow_linear(x_BSI, weight_OI, bias_O)
+    found: Tensor = _narrow_linear(x_BSI, weight_OI, bias_O)
+    return found
