@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 from lmcore.base.errors import DeviceError, PluginError, nearest
 from lmcore.contract.probe import Probe, ProbeState
-from lmcore.model.installation import installation
 from lmcore.plugin.known_packages import device_packages
 from lmcore.plugin.record import CPU, PluginRecord, PluginSet, PluginState
 
@@ -257,6 +256,8 @@ def _install(named: str, known: Collection[str]) -> str:
     """Return which package might bring the device *named*; *known* ones are here already."""
     packages = {name: one for name, one in device_packages().items() if name not in known}
     if named in packages:
+        from lmcore.model.installation import installation  # only an error needs it
+
         package = packages[named]
         return f"`{named}` comes with the package `{package}`: {installation(package, named)}"
     others = [f"`{name}` (`{package}`)" for name, package in sorted(packages.items())]
