@@ -23,7 +23,7 @@ from lmcore.data.blend.dataset import (
 )
 from lmcore.data.blend.index import BlendWeights, build_exhaustive_index, source_sizes
 from lmcore.data.blend.index_cache import blend_index
-from lmcore.data.blend.train_split import LONG_NAME, split_ranges
+from lmcore.data.blend.train_split import LONG_NAME, more_documents, split_ranges
 from lmcore.data.cache.index_cache import index_cache_dir
 from lmcore.data.dataset.gpt import GPTDataset
 from lmcore.data.indexed.dataset import IndexedDataset
@@ -200,7 +200,7 @@ def open_sources(
             documents = round(start * count), round(end * count)  # rounded as in Megatron
             weight = None if alone else source.weight
             found.append(OpenSource(source.name, indexed, documents, weight))
-        parts[part] = _drop_empty(found, part, blend.flag)
+        parts[part] = _drop_empty(found, part, blend.flag, num_parts=1)
     return parts
 
 
@@ -224,14 +224,22 @@ def _divide(
         for part, documents in ranges.items():
             parts[part].append(OpenSource(source.name, indexed, documents, source.weight))
     return {
-        part: _drop_empty(found, part, f"--split {split.text}")
+        part: _drop_empty(found, part, f"--split {split.text}", num_parts=len(needed))
         for part, found in parts.items()
         if part in needed or any(source.documents[0] < source.documents[1] for source in found)
     }
 
 
-def _drop_empty(found: Sequence[OpenSource], part: Part, option: str) -> tuple[OpenSource, ...]:
+def _drop_empty(
+    found: Sequence[OpenSource], part: Part, option: str, *, num_parts: int
+) -> tuple[OpenSource, ...]:
     """Return the sources that have documents; warn of empty ones.
+
+    Args:
+        found: Sources of the part.
+        part: The part.
+        option: Option that gives the documents of the part, for messages.
+        num_parts: Number of parts that share the documents of a source.
 
     Raises:
         DataError: No source has documents.
@@ -241,7 +249,7 @@ def _drop_empty(found: Sequence[OpenSource], part: Part, option: str) -> tuple[O
         raise DataError(
             f"`{option}` leaves no {LONG_NAME[part]} documents",
             why="; ".join(f"`{one.name}` has {one.indexed.document_count}" for one in found[:5]),
-            hint="give more data, or this part a larger share",
+            hint=more_documents(max(one.indexed.document_count for one in found), num_parts),
         )
     empty = [
         f"`{source.name}` ({counted(source.indexed.document_count, 'document')})"

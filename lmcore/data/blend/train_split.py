@@ -11,7 +11,7 @@ from lmcore.config.derived.data_source import PARTS, Part
 from lmcore.config.derived.split import DataSplit
 from lmcore.config.section.data import SPLIT_RULES
 
-__all__ = ["LONG_NAME", "split_documents", "split_ranges"]
+__all__ = ["LONG_NAME", "more_documents", "split_documents", "split_ranges"]
 
 LONG_NAME = {"train": "training", "valid": "validation", "test": "test"}
 """Names of the parts in messages."""
@@ -77,7 +77,7 @@ def split_ranges(
     for part, (start, end) in ranges.items():
         if part in needed and start == end:
             are = "is" if num_documents == 1 else "are"
-            hint = "prepare a corpus of more documents, or give this part a larger share"
+            hint = more_documents(num_documents, len(needed))
             if part != "train":
                 hint += "; `--eval-iters 0` trains without validation"
             raise DataError(
@@ -86,3 +86,19 @@ def split_ranges(
                 hint=hint,
             )
     return ranges
+
+
+def more_documents(num_documents: int, num_parts: int) -> str:
+    """Return the hint for a part without documents.
+
+    Args:
+        num_documents: Number of documents that are divided.
+        num_parts: Number of parts that need some.
+    """
+    hint = "prepare a corpus of more documents"
+    if num_documents < num_parts:  # no shares divide so few, such as a book in one text file
+        return (
+            f"{hint}, such as the paragraphs of a text file: `lmcore data prepare --input FILE "
+            "--document-per paragraph`"
+        )
+    return f"{hint}, or give this part a larger share"

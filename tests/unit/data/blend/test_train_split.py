@@ -44,6 +44,18 @@ def test_bounds_are_a_partition(rule, documents, shares):
     assert (bounds[0], bounds[-1]) == (0, documents)
 
 
+@pytest.mark.parametrize("documents, helps", [(1, False), (2, True)])
+def test_hint_of_a_larger_share_only_if_one_helps(documents, helps):
+    """No share divides a text file that is one document: the hint makes documents of paragraphs."""
+    with pytest.raises(DataError) as caught:
+        split_ranges(documents, parse_split("969,30,1"), needed=("train", "valid"))
+    assert ("larger share" in caught.value.hint) is helps
+    assert ("--document-per paragraph" in caught.value.hint) is not helps
+    assert "--eval-iters 0" in caught.value.hint
+    if helps:
+        split_ranges(documents, parse_split("1,1,0"), needed=("train", "valid"))
+
+
 def test_empty_part_is_refused_only_where_it_is_needed():
     """Ten documents leave none for validation: an error that says so, unless nothing validates."""
     with pytest.raises(DataError) as caught:
