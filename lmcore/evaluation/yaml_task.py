@@ -17,6 +17,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from lmcore.base.bounded_file import read_bounded_file
 from lmcore.base.errors import ConfigError, DataError, suggestion
+from lmcore.config.file.yaml_file import check_nodes
 from lmcore.evaluation.files import Row, json_rows
 from lmcore.evaluation.score import check_kind, check_metrics
 from lmcore.evaluation.task import Choices, Continued, Example, Task, Text
@@ -93,10 +94,18 @@ def yaml_task(path: Path) -> Task:
 def _mapping(path: Path) -> dict[Any, Any]:
     try:
         # Makes texts, lists and mappings alone: `choices: [yes, no]` are two texts.
-        given = yaml.load(read_bounded_file(path, _MAX_BYTES), Loader=yaml.BaseLoader)  # noqa: S506
+        content = read_bounded_file(path, _MAX_BYTES)
+        check_nodes(content, yaml.SafeLoader)
+        given = yaml.load(content, Loader=yaml.BaseLoader)  # noqa: S506
     except OSError as error:
         raise ConfigError(
             f"cannot read the task `{path}`", why=error.strerror or str(error)
+        ) from None
+    except yaml.constructor.ConstructorError as error:
+        raise ConfigError(
+            f"`{path}` is not a task of lmcore",
+            why=str(error.problem),
+            hint="write templates and texts; tasks of lm-eval-harness are for `--harness`",
         ) from None
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
         why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)

@@ -25,7 +25,7 @@ from lmcore.config.corpus import (
     is_text_path,
     named_path,
 )
-from lmcore.config.file.yaml_file import check_depth, scalar
+from lmcore.config.file.yaml_file import check_nodes, scalar
 from lmcore.config.settings import Provenance
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def _read_file(path: str, problems: list[LmcoreError]) -> list[Corpus]:
     what = f"cannot read the corpora file `{path}`"
     try:
         text = read_bounded_file(path, _MAX_BYTES).decode("utf-8-sig")
-        check_depth(text, yaml.SafeLoader)
+        check_nodes(text, yaml.SafeLoader)
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except OSError as error:
         problems.append(ConfigError(what, why=error.strerror or str(error), hint="check the path"))

@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from lmcore.base.bounded_file import read_bounded_file
 from lmcore.base.errors import ConfigError, LmcoreError, nearest
@@ -24,7 +24,7 @@ __all__ = [
     "PROFILE_KEYS",
     "Entry",
     "YamlFile",
-    "check_depth",
+    "check_nodes",
     "read_file",
     "scalar",
     "written_value",
@@ -35,6 +35,7 @@ _MAX_BYTES = 1 << 18
 _MAX_BYTES_IN_PYTHON = 1 << 16
 """The same without libyaml, if PyYAML was built without it."""
 _MAX_DEPTH = 32
+_YAML_TAGS = "tag:yaml.org,2002:"
 
 _FILES_OF_A_RUN = {
     "summary.json": "the summary of a run",
@@ -104,7 +105,7 @@ def read_file(path: str, problems: list[LmcoreError], sections: Collection[str] 
         return nothing
     loader = yaml.CSafeLoader if fast else yaml.SafeLoader
     try:
-        check_depth(text, loader)
+        check_nodes(text, loader)
         root = yaml.compose(text, Loader=loader)
     except yaml.YAMLError as error:
         problems.append(_not_yaml(path, text, error))
@@ -188,12 +189,24 @@ def _not_settings(path: str, keys: list[str], sections: Collection[str]) -> Conf
     return ConfigError(what, why=why, hint=hint)
 
 
-def check_depth(text: str, loader: Any) -> None:
-    """Raise `RecursionError` for deep nesting, which overflows the stack of libyaml's composer."""
+def check_nodes(text: str | bytes, loader: Any) -> None:
+    """Check the nodes of a YAML text before they are composed.
+
+    Raises:
+        RecursionError: They are nested deeply, which overflows the stack of libyaml's composer.
+        yaml.constructor.ConstructorError: One has a tag that is not YAML's own, such as `!include`:
+            its program would replace the value, and read as text it is another one.
+    """
     import yaml
 
     depth = 0
+    known = {None, "!", *loader.yaml_constructors}
     for event in yaml.parse(text, Loader=loader):
+        tag: Any = getattr(event, "tag", None)
+        if tag not in known:
+            written = tag.replace(_YAML_TAGS, "!!", 1)
+            what, mark = f"the tag `{written}` is not supported", cast("Any", event.start_mark)
+            raise yaml.constructor.ConstructorError(None, None, what, mark)
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
             if depth > _MAX_DEPTH:
@@ -232,8 +245,16 @@ def _text(path: str, problems: list[LmcoreError], max_bytes: int) -> str | None:
 
 
 def _not_yaml(path: str, text: str, error: yaml.YAMLError) -> ConfigError:
+    from yaml.constructor import ConstructorError
+
     mark = getattr(error, "problem_mark", None)
     where = f"{path}:{mark.line + 1}" if mark is not None else path
+    if isinstance(error, ConstructorError):
+        return ConfigError(
+            f"{where}: {error.problem}",
+            why="no program replaces the value that follows it",
+            hint="write the value itself, in quotes if it begins with `!`",
+        )
     why = str(getattr(error, "problem", None) or str(error).partition("\n")[0])
     hint = None
     if mark is not None:

@@ -70,6 +70,7 @@ def test_inline() -> None:
         ("x:\n  path: [[a]]\n", ":2: `path` takes a value", "NAME"),
         ("x: a\nx: b\n", ":2: there are two corpora `x`", "another name"),
         ("x: " + "[" * 90 + "\n", ": not YAML", ""),
+        ("x: !glob a.gz\n", ":1: not YAML", "quote a pattern"),
     ],
 )
 def test_wrong_files(tmp_path: Path, text: str, what: str, hint: str) -> None:

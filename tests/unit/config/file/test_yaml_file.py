@@ -74,6 +74,10 @@ def test_null(tmp_path: Path, scalar: str) -> None:
         (b"a: \xff\n", "`run.yaml` is not UTF-8 text | byte 3 cannot be decoded"),
         ("a: 1\n".encode("utf-16"), "`run.yaml` is not UTF-8 text | it is UTF-16"),
         ("a: \x07\n", "run.yaml: not YAML | "),
+        ("a:\n  b: !include x.yaml\n", "run.yaml:2: the tag `!include` is not supported | "),
+        ("a:\n  b: [1, !env X]\n", "run.yaml:2: the tag `!env` is not supported | "),
+        ("a: !new\n  b: 1\n", "run.yaml:1: the tag `!new` is not supported | "),
+        ("a:\n  !!python/name:os.path : 1\n", "run.yaml:2: the tag `!!python/name:os.path` is not"),
     ],
 )
 def test_problems_name_the_line(tmp_path: Path, text: str | bytes, message: str) -> None:
@@ -172,10 +176,13 @@ def test_empty_file_and_byte_order_mark(tmp_path: Path) -> None:
 
 
 def test_no_code_is_run(tmp_path: Path) -> None:
-    """A tag that would make an object elsewhere is read as its text."""
-    entries, problems = read(tmp_path, "a:\n  b: !!python/name:os.system x\n")
+    """A tag that would make an object elsewhere is refused; YAML's own are read as text."""
+    entries, (problem,) = read(tmp_path, "a:\n  b: !!python/name:os.system x\n")
+    assert entries == []
+    assert "the tag `!!python/name:os.system` is not supported" in problem
+    entries, problems = read(tmp_path, "a:\n  b: !!str 5\n  c: ! 6\n  d: !!int 7\n")
     assert problems == []
-    assert entries[0].value == "x"
+    assert [entry.value for entry in entries] == ["5", "6", "7"]
 
 
 text = st.text(st.characters(exclude_categories=["Cs"]))
