@@ -31,6 +31,7 @@ __all__ = [
     "printable",
     "several",
     "suggestion",
+    "unreadable",
 ]
 
 _CONTROLS = [code for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"]
@@ -260,9 +261,21 @@ def _edits(first: str, second: str) -> int:
     return rows[-1][-1]
 
 
+def unreadable(error: OSError | ValueError) -> str:
+    """Return why a file cannot be used: the system's reason, or the byte that is not UTF-8.
+
+    Python's own message repeats the path, with the number of the error; the position of a byte in
+    it counts from the block that was decoded.
+    """
+    if isinstance(error, UnicodeDecodeError):
+        return f"it has the byte 0x{error.object[error.start]:02x} where UTF-8 has none like it"
+    reason = error.strerror if isinstance(error, OSError) else None
+    return reason or str(error) or type(error).__name__
+
+
 def suggestion(name: str, choices: Iterable[str]) -> str:
     """Return a hint for an unknown *name*: the nearest choice, then all of them (up to 20)."""
-    known = sorted(choices)
+    known = sorted({*choices})
     close = nearest(name, known)
     meant = f"did you mean `{close}`? " if close else ""
     shown = ", ".join(f"`{choice}`" for choice in known[:20])

@@ -7,7 +7,7 @@ import errno
 import shutil
 from pathlib import Path
 
-from lmcore.base.errors import CheckpointError
+from lmcore.base.errors import CheckpointError, unreadable
 
 __all__ = ["failed_save"]
 
@@ -27,9 +27,10 @@ def failed_save(
     """
     what = f"could not save the checkpoint of iteration {iteration} in `{checkpoints_dir}`"
     if error.errno not in _NO_SPACE:
+        place = "" if error.filename is None else f": `{error.filename}`"
         return CheckpointError(
             what,
-            why=str(error),
+            why=f"{unreadable(error)}{place}",
             hint="earlier checkpoints are intact; choose another directory with `--save`",
         )
     why = f"{error.strerror}: it needs {needed:,} bytes"

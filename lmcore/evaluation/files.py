@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lmcore.base.errors import DataError, LmcoreError, counted
+from lmcore.base.errors import DataError, LmcoreError, counted, unreadable
 from lmcore.data.input.compression import open_text
 from lmcore.evaluation.task import Choices, Continued, Example, Streamed, Task
 
@@ -170,7 +170,15 @@ def read_text(path: Path, limit: int = 1 << 32) -> str:
     try:
         return content.decode()
     except UnicodeDecodeError as error:
-        raise DataError(f"`{path}` is not UTF-8", why=str(error)) from error
+        raise _not_utf8(path, error) from error
+
+
+def _not_utf8(path: Path, error: UnicodeDecodeError) -> DataError:
+    return DataError(
+        f"`{path}` is not UTF-8",
+        why=unreadable(error),
+        hint="convert it, for example with `iconv`",
+    )
 
 
 def read_pieces(path: Path) -> Iterator[str]:
@@ -191,7 +199,7 @@ def read_pieces(path: Path) -> Iterator[str]:
             if text := decoder.decode(b"", final=True):
                 yield text
         except UnicodeDecodeError as error:
-            raise DataError(f"`{path}` is not UTF-8", why=str(error)) from error
+            raise _not_utf8(path, error) from error
 
 
 def read_lines(path: Path) -> Iterator[str]:

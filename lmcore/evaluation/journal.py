@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from lmcore.base.durable import AtomicFile
-from lmcore.base.errors import RunError, counted
+from lmcore.base.errors import RunError, counted, unreadable
 from lmcore.evaluation.likelihood import Scored
 from lmcore.evaluation.score import LogLikelihood
 
@@ -151,7 +151,7 @@ class Journal:
                     stream.seek(place)
                     found |= _results(stream.readline(_LONGEST))[1]
         except (OSError, ValueError) as error:
-            raise RunError(f"cannot read `{self.path}`", why=str(error)) from error
+            raise RunError(f"cannot read `{self.path}`", why=unreadable(error)) from error
         return found
 
     def _read(self) -> None:

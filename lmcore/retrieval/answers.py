@@ -15,7 +15,7 @@ from typing import Any
 
 import regex
 
-from lmcore.base.errors import DataError, counted
+from lmcore.base.errors import DataError, counted, unreadable
 
 __all__ = ["Question", "contains", "place_of_answer", "read_questions", "summary"]
 
@@ -61,7 +61,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
                 if text := line.decode().strip():
                     yield number, text
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read `{path}`", why=str(error)) from error
+        raise DataError(f"cannot read `{path}`", why=unreadable(error)) from error
 
 
 def _question(line: str, path: Path, number: int) -> Question:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmcore.base.bounded_file import read_bounded_file
 from lmcore.base.durable import hidden_path, write_atomically
-from lmcore.base.errors import ConfigError, DataError, RunError, counted
+from lmcore.base.errors import ConfigError, DataError, RunError, counted, unreadable
 from lmcore.cli.evaluate.outputs import write_results
 from lmcore.cli.evaluate.report import aligned, metrics_record, part_rows, shown
 from lmcore.cli.evaluate.runs import EXAMPLES_NAME, TunedData, TunedRun
@@ -247,7 +247,11 @@ def _claim(place: _Place, wanted: TunedSettings) -> None:
         place.path.mkdir(parents=True, exist_ok=True)
         write_atomically(path, (json.dumps(values, indent=2) + "\n").encode())
     except OSError as error:
-        raise RunError(f"`{place.path}` cannot be used", why=str(error)) from error
+        raise RunError(
+            f"`{place.path}` cannot be used",
+            why=unreadable(error),
+            hint="choose another directory with `--save`",
+        ) from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(
             f"`{path}` is damaged", why=str(error), hint="choose another directory"

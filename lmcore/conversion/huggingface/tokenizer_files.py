@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmcore.base.bounded_file import read_bounded_file
-from lmcore.base.errors import DataError
+from lmcore.base.errors import DataError, unreadable
 from lmcore.config.tokenizer import BUILT_IN_TYPES, TokenizerSettings
 from lmcore.data.tokenizer import special_ids, spellings
 from lmcore.data.tokenizer.bpe_files import byte_alphabet
@@ -101,7 +101,9 @@ def _configuration(directory: Path) -> dict[str, Any]:
         return {}
     try:
         config = json.loads(read_bounded_file(path, _MAX_CONFIG_BYTES))
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"cannot read `{path}`", why=unreadable(error)) from None
+    except (ValueError, RecursionError) as error:
         raise DataError(f"`{path}` is not JSON", why=str(error)) from None
     return config if isinstance(config, dict) else {}
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lmcore.base.bounded_file import read_bounded_file
-from lmcore.base.errors import ConfigError, DataError, LmcoreError
+from lmcore.base.errors import ConfigError, DataError, LmcoreError, unreadable
 from lmcore.data.indexed.files import replacing
 from lmcore.data.input.files import InputFile
 from lmcore.data.prepare.request import (
@@ -152,7 +152,8 @@ def _reports(shares: Sequence[PrepareRequest], wanted: Identity) -> list[dict[st
                 )
             )
         except (OSError, ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
-            problems.append(DataError(f"cannot read `{path}`", why=str(error)))
+            why = unreadable(error) if isinstance(error, OSError) else str(error)
+            problems.append(DataError(f"cannot read `{path}`", why=why))
         else:
             if differences:
                 problems.append(

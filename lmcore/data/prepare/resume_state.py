@@ -22,7 +22,7 @@ from typing import Any, cast
 import numpy as np
 
 from lmcore.base.bounded_file import read_bounded_file
-from lmcore.base.errors import ConfigError, DataError, counted
+from lmcore.base.errors import ConfigError, DataError, counted, unreadable
 from lmcore.data.indexed.files import replacing
 from lmcore.data.indexed.metadata import metadata_path
 from lmcore.data.input.files import InputFile
@@ -213,7 +213,7 @@ def read_state(path: Path) -> tuple[Identity, PrepareState] | None:
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(
             f"cannot read `{path}`",
-            why=str(error),
+            why=unreadable(error) if isinstance(error, OSError) else str(error),
             hint="remove the directory and start again without `--resume`",
         ) from None
     return identity, state

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lmcore.base.bounded_file import read_bounded_file
-from lmcore.base.errors import ConfigError, DataError, MissingPackageError, suggestion
+from lmcore.base.errors import ConfigError, DataError, MissingPackageError, suggestion, unreadable
 
 __all__ = ["SPLITTERS", "SentenceOptions", "SentenceSplitter", "build_splitter"]
 
@@ -383,7 +383,7 @@ def _lines(path: Path, raw: bytes) -> list[str]:
     try:
         text = raw.decode()
     except UnicodeDecodeError as error:
-        raise DataError(f"`{path}` is not UTF-8", why=str(error)) from None
+        raise DataError(f"`{path}` is not UTF-8", why=unreadable(error)) from None
     lines = text.replace("\r\n", "\n").split("\n")
     return lines[:-1] if not lines[-1] else lines
 

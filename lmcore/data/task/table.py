@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from lmcore.base.errors import DataError, LmcoreError, counted, nearest, suggestion
+from lmcore.base.errors import DataError, LmcoreError, counted, nearest, suggestion, unreadable
 from lmcore.config.derived.data_source import Part, RunSources, TaskData
 from lmcore.data.input.compression import open_text
 from lmcore.data.input.files import detect_format
@@ -195,7 +195,9 @@ def _json_rows(stream: BinaryIO, path: str, task: TaskData) -> _Rows:
 
 
 def _not_utf8(path: str, error: UnicodeDecodeError) -> DataError:
-    return DataError(f"`{path}` is not UTF-8", why=str(error), hint="convert the file to UTF-8")
+    return DataError(
+        f"`{path}` is not UTF-8", why=unreadable(error), hint="convert the file to UTF-8"
+    )
 
 
 def _row(values: Mapping[str, Any], task: TaskData, where: str) -> TaskRow:

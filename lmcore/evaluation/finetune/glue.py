@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lmcore.base.errors import DataError, counted
+from lmcore.base.errors import DataError, counted, unreadable
 from lmcore.data.input.compression import open_text
 from lmcore.evaluation.finetune.record import LabelledRow, Part, Recipe, TunedTask, cleaned
 
@@ -100,7 +100,7 @@ def _lines(path: Path) -> Iterator[tuple[int, list[str]]]:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
             except UnicodeDecodeError as error:
                 raise DataError(
-                    f"line {number} of `{path}` is not UTF-8", why=str(error)
+                    f"line {number} of `{path}` is not UTF-8", why=unreadable(error)
                 ) from error
             if text:
                 yield number, text.split("\t")

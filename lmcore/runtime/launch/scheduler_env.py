@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from lmcore.base.bounded_file import open_regular
-from lmcore.base.errors import ConfigError
+from lmcore.base.errors import ConfigError, unreadable
 from lmcore.runtime.launch.launchers import LAUNCHERS, NODE_FILE, Launcher, first_value
 
 __all__ = ["translate"]
@@ -200,13 +200,15 @@ def _first_host(launcher: Launcher, env: Mapping[str, str]) -> str | None:
     file = env[variable]
     try:
         with open(open_regular(file), encoding="utf-8") as stream:  # noqa: PTH123
-            return stream.read(_MAX_NODEFILE_BYTES).split()[0]
-    except (OSError, IndexError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"`{variable}={file}` names no host",
-            why=str(error),
-            hint="set MASTER_ADDR to the host of rank 0",
-        ) from None
+            hosts = stream.read(_MAX_NODEFILE_BYTES).split()
+        if hosts:
+            return hosts[0]
+        why = "the file is empty"
+    except (OSError, UnicodeDecodeError) as error:
+        why = unreadable(error)
+    raise ConfigError(
+        f"`{variable}={file}` names no host", why=why, hint="set MASTER_ADDR to the host of rank 0"
+    )
 
 
 _STEP_ONLY = ("SLURM_STEP_ID", "SLURM_STEPID", "SLURM_SRUN_COMM_HOST", "SLURM_LAUNCH_NODE_IPADDR")

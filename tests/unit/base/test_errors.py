@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from lmcore.base.errors import counted, nearest
+from lmcore.base.errors import counted, nearest, suggestion, unreadable
 
 
 @pytest.mark.parametrize(
@@ -32,3 +34,19 @@ def test_an_irregular_plural() -> None:
 def test_a_slip_in_another_case(name: str) -> None:
     """The case of letters is no part of a slip; the choice is shown as it is written."""
     assert nearest(name, ["LayerNorm", "RMSNorm"]) == "LayerNorm"
+
+
+def test_each_choice_is_listed_once() -> None:
+    """Also one that two sources name, such as a command of a package that is installed."""
+    assert suggestion("x", ["ask", "data", "ask"]) == "known: `ask`, `data`"
+
+
+def test_reason_of_an_unreadable_file(tmp_path: Path) -> None:
+    """It is in words, without the number of the error and the path, which the message names."""
+    with pytest.raises(FileNotFoundError) as missing:
+        (tmp_path / "a").read_text()
+    assert unreadable(missing.value) == "No such file or directory"
+    with pytest.raises(UnicodeDecodeError) as coded:
+        b"ab\xff".decode()
+    assert unreadable(coded.value).startswith("it has the byte 0xff ")
+    assert unreadable(OSError("no number")) == "no number"

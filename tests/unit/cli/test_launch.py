@@ -189,7 +189,7 @@ def test_secret_of_the_profile(secret: str, capsys: pytest.CaptureFixture[str]) 
         ("k8s", "container: a\nmounts: ['a b:/c']\n", "neither a path of a node nor a claim"),
         ("k8s", "container: a\nmemory: lots\n", "is no quantity"),
         ("hostfile", "nodes: 1\n", "needs a hostfile"),
-        ("hostfile", "hostfile: absent\n", "cannot read the hostfile"),
+        ("hostfile", "hostfile: absent\n", "hostfile `absent`\nwhy: No such file"),
         ("hostfile", "hostfile: hosts\nnodes: 3\n", "more than the 2 hosts"),
         ("hostfile", "hostfile: hosts\nprocesses_per_node: 3\n", "more than the 2 slots of `one`"),
         ("hostfile", "hostfile: differ\n", "different numbers of slots: 1, 2"),

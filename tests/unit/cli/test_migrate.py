@@ -233,8 +233,9 @@ def test_what_is_no_training_is_refused(
     monkeypatch.chdir(tmp_path)
     if words[:1] == ["--set"]:
         words = [script(tmp_path), *words]
-    with pytest.raises(ConfigError, match=what):
+    with pytest.raises(ConfigError, match=what) as caught:
         run(words)
+    assert "Errno" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,11 @@ WRONG: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
     ),
     "no directory": (
         lambda rt, path, model, optimizer: rt.save(path.parent / "file", model=model),
-        ("could not save the checkpoint", "file", "intact; choose another directory\n"),
+        (
+            "could not save the checkpoint",
+            "why: File exists: `",
+            "intact; choose another directory\n",
+        ),
     ),
     "no identifier": (
         lambda rt, path, model, optimizer: rt.save(path, **{"a.b": model}),

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lmcore.base.bounded_file import read_bounded_file
-from lmcore.base.errors import ConfigError
+from lmcore.base.errors import ConfigError, unreadable
 from lmcore.config.option import INPUT_PATH, option
 from lmcore.runtime.launch.job.command import (
     JobCommand,
@@ -61,7 +61,11 @@ def read_hostfile(path: str) -> list[tuple[str, int | None]]:
     try:
         text = read_bounded_file(path, _MAX_BYTES).decode()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the hostfile `{path}`", why=str(error)) from None
+        raise ConfigError(
+            f"cannot read the hostfile `{path}`",
+            why=unreadable(error),
+            hint="give a file with a line `HOST slots=N` for each host",
+        ) from None
     hosts: dict[str, int | None] = {}
     for number, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].split()

@@ -316,9 +316,12 @@ def test_an_address_that_nobody_knows() -> None:
 
 
 def test_a_node_file_that_is_not_there(tmp_path: Path) -> None:
-    """It is an error that names it, not a guess."""
-    with pytest.raises(ConfigError, match="names no host"):
+    """It is an error that names it, not a guess; an empty one is, too."""
+    with pytest.raises(ConfigError, match="names no host\nwhy: No such file"):
         translate(PALS | {"PBS_NODEFILE": str(tmp_path / "none")})
+    (tmp_path / "empty").touch()
+    with pytest.raises(ConfigError, match="names no host\nwhy: the file is empty"):
+        translate(PALS | {"PBS_NODEFILE": str(tmp_path / "empty")})
 
 
 @pytest.mark.parametrize("text", ["", "4(x", "four", "4(x2)"])
