@@ -252,20 +252,23 @@ COPIED_FILES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 """Names of files and directories in a run's copy of its tokenizer, by option."""
 
-_VALUES = {"vocab_size": "N", "tokenizer_name_or_path": "PATH"}
+_VALUES = {"vocab_size": "N", "vocab_extra_ids": "N", "tokenizer_name_or_path": "PATH"}
 """Placeholders of options in `example_flags` that do not name a file."""
 
 
-def example_flags(tokenizer_type: str | None) -> str:
+def example_flags(tokenizer_type: str | None, *, sentinels: bool = False) -> str:
     """Return the flags of a tokenizer with the options that its type needs, for a printed command.
 
     Args:
         tokenizer_type: name of the type; None, or one that is not built in: any type.
+        sentinels: with the option for sentinels, which T5 needs, if the type takes it.
     """
     options = BUILT_IN_TYPES.get(tokenizer_type or "")
     if options is None:
         return "--tokenizer-type TYPE"
-    needed = (names[0] for names in options.needs)
+    needed = [names[0] for names in options.needs]
+    if sentinels and "vocab_extra_ids" in options.takes:
+        needed.append("vocab_extra_ids")
     files = (f"{flag_of(name)} {_VALUES.get(name, 'FILE')}" for name in needed)
     return " ".join([f"--tokenizer-type {tokenizer_type}", *files])
 

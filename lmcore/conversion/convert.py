@@ -36,7 +36,7 @@ from lmcore.families.build import create_model
 from lmcore.families.op_binding import OpBinding
 from lmcore.families.protocol import CausalLM, Model
 from lmcore.model.checkpoint_format import formats
-from lmcore.model.family import family_of, fills_masks
+from lmcore.model.family import answers_prompts, family_of, fills_masks
 
 if TYPE_CHECKING:
     from lmcore.config.tokenizer import TokenizerSettings
@@ -208,6 +208,8 @@ class Conversion:
         notes: Notes for the user about differences between the two.
         fills_masks: True if the model predicts tokens in the place of masks, and continues no text.
         generates: True if the model continues a text.
+        answers_prompts: True if a prompt is the input of the model's encoder; its tokenizer has
+            sentinels.
     """
 
     source: str
@@ -227,6 +229,7 @@ class Conversion:
     notes: Sequence[str]
     fills_masks: bool
     generates: bool
+    answers_prompts: bool
 
     def to_json(self) -> dict[str, Any]:
         """Return the values for JSON."""
@@ -304,6 +307,7 @@ def convert(
         notes=[*notes_beside(state.notes, tokenizer), *left_out, *notes],
         fills_masks=fills_masks(state.shape),
         generates=_generates(state.shape),
+        answers_prompts=answers_prompts(state.shape),
     )
 
 

@@ -29,7 +29,7 @@ from lmcore.families.build import create_model, op_binding
 from lmcore.families.protocol import CausalLM, MaskedLM, Model
 from lmcore.families.saved_shape import read_shape
 from lmcore.inference.fix_weights import fix_weights
-from lmcore.model.family import family_of
+from lmcore.model.family import answers_prompts, family_of
 from lmcore.model.shape import ModelPart, ModelShape
 from lmcore.runtime.host_memory import memory_of_process
 
@@ -153,7 +153,7 @@ def open_checkpoint(
         require(state.shape)
     tokenizer = tokenizer_of(state, choice, extra)
     if tokenizer is None:
-        raise no_tokenizer(path, state.tokenizer_type)
+        raise no_tokenizer(path, state.tokenizer_type, sentinels=answers_prompts(state.shape))
     for note in notes_beside(state.notes, tokenizer):
         logger.warning("%s: %s", path, note)
     return weights, tokenizer

@@ -268,7 +268,8 @@ def _next_commands(done: Conversion) -> list[str]:
     """Return the commands that use a run that was written; without a tokenizer, with its flags."""
     directory = shlex.quote(str(done.directory))
     has_tokenizer = (done.directory / "tokenizer").is_dir()
-    tokenizer = "" if has_tokenizer else f" {example_flags(done.tokenizer_type)}"
+    flags = example_flags(done.tokenizer_type, sentinels=done.answers_prompts)
+    tokenizer = "" if has_tokenizer else f" {flags}"
     text = "--fill-mask --prompt 'TEXT [MASK] TEXT'" if done.fills_masks else "--prompt TEXT"
     lines = [f"next: lmcore generate --load {directory}{tokenizer} {text}"]
     if not (done.fills_masks or done.generates):

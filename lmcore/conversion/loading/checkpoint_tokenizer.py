@@ -15,11 +15,13 @@ from lmcore.conversion.native.read import LmcoreState
 from lmcore.data.tokenizer import (
     Tokenizer,
     TokenizerFactory,
+    special_ids,
     tokenizer_from,
     tokenizer_types,
 )
 from lmcore.data.tokenizer.comparison import may_be_same, same_tokens
 from lmcore.data.tokenizer.saved import load_tokenizer
+from lmcore.model.family import answers_prompts
 
 if TYPE_CHECKING:
     from lmcore.checkpoint import Manifest
@@ -80,10 +82,21 @@ def tokenizer_of(
     if choice != NO_CHOICE and state.vocab_size is not None and ids < state.vocab_size:
         logger.warning(
             "tokenizer `%s` has %d ids, and the model in `%s` has %d tokens: if it is not the one "
-            "that the model was trained with, its texts and scores mean nothing",
+            "that the model was trained with, its texts and scores mean nothing%s",
             *(tokenizer.name, ids, state.path, state.vocab_size),
+            _missing_sentinels(state, tokenizer, state.vocab_size - ids),
         )
     return tokenizer
+
+
+def _missing_sentinels(state: ModelState, tokenizer: Tokenizer, missing: int) -> str:
+    """Return the option that adds the missing ids, if they may be sentinels; else nothing."""
+    options = BUILT_IN_TYPES.get(tokenizer.name)
+    if options is None or "vocab_extra_ids" not in options.takes:
+        return ""
+    if not answers_prompts(state.shape) or special_ids(tokenizer).sentinels:
+        return ""
+    return f"; `--vocab-extra-ids {missing}` adds the sentinels that it lacks"
 
 
 def _of_recorded_type(
@@ -146,7 +159,8 @@ def _not_recorded(state: ModelState, given: str, recorded: str) -> ConfigError:
     if state.tokenizer is not None:
         hint += ", or leave the option out"
     elif state.tokenizer_type in BUILT_IN_TYPES:
-        hint += f": `{example_flags(state.tokenizer_type)}`"
+        flags = example_flags(state.tokenizer_type, sentinels=answers_prompts(state.shape))
+        hint += f": `{flags}`"
     return ConfigError(
         f"tokenizer {given} is not the tokenizer of `{state.path}`",
         why=f"the checkpoint names {recorded}",
@@ -154,18 +168,20 @@ def _not_recorded(state: ModelState, given: str, recorded: str) -> ConfigError:
     )
 
 
-def no_tokenizer(path: Path, recorded: str | None) -> ConfigError:
+def no_tokenizer(path: Path, recorded: str | None, *, sentinels: bool = False) -> ConfigError:
     """Return the error for a checkpoint without a tokenizer, if none was chosen.
 
     Args:
         path: Path of the checkpoint.
         recorded: Type of the tokenizer that the checkpoint names; None if it names none.
+        sentinels: True if the model needs a tokenizer with sentinels.
     """
+    more = ", `--vocab-extra-ids N` for its sentinels" if sentinels else ""
     named = "`--tokenizer-type`" if recorded is None else f"`--tokenizer-type {recorded}`"
     return ConfigError(
         f"`{path}` has no tokenizer",
         why=None if recorded is None else f"it has only the name of its type, `{recorded}`",
-        hint=f"name the tokenizer that the model was trained with by {named} and its files",
+        hint=f"name the tokenizer that the model was trained with by {named} and its files{more}",
     )
 
 

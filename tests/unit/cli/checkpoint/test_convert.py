@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from megatron_models import T5, MemoryState
 from model_states import GPT2, RandomState, same_state
 
 from lmcore.cli.checkpoint.convert import _format_names
@@ -97,6 +98,22 @@ def test_the_next_commands_name_the_recorded_tokenizer(
     assert f"next: lmcore generate --load {run} --tokenizer-type {flags} --prompt TEXT" in printed
     assert f"      lmcore train --continue {run} --tokenizer-type {flags} " in printed
     assert " --train-iters N --data-path PREFIX\n      (data of `lmcore data prepare`" in printed
+
+
+def test_the_next_command_of_a_t5_names_its_sentinels(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without `--vocab-extra-ids` its prompts would have none."""
+    state = MemoryState(T5, vocab_size=20)
+    state.tokenizer_type = "SentencePieceTokenizer"
+    write_megatron(state, tmp_path / "meg", None)
+    run = tmp_path / "run"
+    assert main(["checkpoint", "convert", str(tmp_path / "meg"), str(run), "--to", "lmcore"]) == 0
+    flags = "--tokenizer-type SentencePieceTokenizer --tokenizer-model FILE --vocab-extra-ids N"
+    printed = capsys.readouterr().out
+    assert f"next: lmcore generate --load {run} {flags} --prompt TEXT" in printed
+    assert main(["generate", "--load", str(run), "--prompt", "a"]) == 2
+    assert "its files, `--vocab-extra-ids N` for its sentinels" in capsys.readouterr().err
 
 
 def test_json_and_errors(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

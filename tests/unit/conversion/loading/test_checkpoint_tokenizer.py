@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 import torch
+from megatron_models import T5, MemoryState
 from model_states import GPT2, RandomState
 
 from lmcore.base.errors import ConfigError
@@ -170,3 +172,20 @@ def test_settings_of_the_number_of_tokens(tmp_path: Path) -> None:
     assert not any(one.startswith(note) for one in done.notes)
     done = convert(tmp_path / "hf", tmp_path / "again", "huggingface")
     assert not any(one.startswith(note) for one in done.notes)
+
+
+def test_a_t5_without_sentinels(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The option that adds them is named with their number: prompts could not have them else."""
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"]
+    (tmp_path / "vocab.txt").write_text("\n".join(words))
+    choice = TokenizerSettings("BertWordPieceCase", vocab_file=str(tmp_path / "vocab.txt"))
+    state = MemoryState(T5, vocab_size=18)
+    state.tokenizer_type = "BertWordPieceCase"
+    tokenizer_of(state, choice)
+    assert "; `--vocab-extra-ids 10` adds the sentinels that it lacks" in caplog.text
+    caplog.clear()
+    found = tokenizer_of(state, dataclasses.replace(choice, vocab_extra_ids=10))
+    assert found is not None
+    assert (found.vocab_size, caplog.text) == (18, "")
+    tokenizer_of(MemoryState(GPT2, vocab_size=18), choice)
+    assert "--vocab-extra-ids" not in caplog.text
