@@ -28,7 +28,7 @@ from lmcore.cli.evaluate.outputs import (
     write_results,
 )
 from lmcore.cli.evaluate.section import EvaluateSection
-from lmcore.cli.evaluate.settings import shape_of
+from lmcore.cli.evaluate.settings import require_tokenizer, shape_of
 from lmcore.cli.evaluate.stop import said_at_stop, say_after_launcher
 from lmcore.cli.evaluate.tasks import (
     files_of_tasks,
@@ -117,8 +117,7 @@ def run(argv: list[str]) -> int:
     if not plan.rank.rank and not launch_info(os.environ).report_file:
         check_replaced(section.output, section.examples)
         with _explained(section, plan):
-            for checkpoint in checkpoints:  # before the first one is scored
-                _require_shape(section, checkpoint, model)
+            _require_all(section, checkpoints, model)
         require_examples(wanted, section.limit)
 
     def work() -> None:
@@ -227,19 +226,23 @@ def _say_files(
         note_replaced(section.output, names, tasks)
 
 
-def _require_shape(section: EvaluateSection, checkpoint: Path, model: GivenModel) -> None:
-    """Raise if a model, as far as its shape is known, cannot be scored by the options.
+def _require_all(section: EvaluateSection, checkpoints: Sequence[Path], model: GivenModel) -> None:
+    """Raise if a model cannot be scored by the options, before the first one is scored.
 
     Raises:
-        CheckpointError, ConfigError: It cannot.
+        CheckpointError, ConfigError: It cannot, as far as its shape is known, or its tokenizer is
+            missing.
     """
     from lmcore.evaluation.requests import positions_read
+    from lmcore.train.resume.foreign import ForeignModels
 
-    shape = shape_of(section, checkpoint)
-    if shape is None:
-        return
-    _require_fitting(checkpoint, model, shape)
-    positions_read(shape.max_position_embeddings, section.seq_length, section.stride)
+    foreign = ForeignModels()
+    for checkpoint in checkpoints:
+        shape = shape_of(section, checkpoint, foreign)
+        if shape is not None:
+            _require_fitting(checkpoint, model, shape)
+            positions_read(shape.max_position_embeddings, section.seq_length, section.stride)
+        require_tokenizer(section, checkpoint, foreign)
 
 
 def _require_fitting(checkpoint: Path, model: GivenModel, shape: ModelShape) -> None:

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from lmcore.evaluation.finetune.record import Part, TunedTask
     from lmcore.model.shape import ModelShape
     from lmcore.plugin import PluginSet
+    from lmcore.train.resume.foreign import ForeignModels
 
-__all__ = ["TunedSettings", "settings_of", "shape_of", "with_own_tokens"]
+__all__ = ["TunedSettings", "require_tokenizer", "settings_of", "shape_of", "with_own_tokens"]
 
 logger = logging.getLogger(__name__)
 
@@ -188,12 +189,15 @@ def settings_of(
     )
 
 
-def shape_of(section: EvaluateSection, checkpoint: Path) -> ModelShape | None:
+def shape_of(
+    section: EvaluateSection, checkpoint: Path, foreign: ForeignModels | None = None
+) -> ModelShape | None:
     """Return the shape of a checkpoint's model; None if it is of no known format.
 
     Args:
         section: Options of the command.
         checkpoint: The checkpoint, of any format.
+        foreign: Models of other programs that were described; None: none.
 
     Raises:
         CheckpointError: The checkpoint is damaged.
@@ -206,8 +210,38 @@ def shape_of(section: EvaluateSection, checkpoint: Path) -> ModelShape | None:
     if format_of(checkpoint) in {None, "lmcore"}:
         path, manifest = survey(checkpoint).newest()
         return read_shape(manifest.model_shape, path)
-    model = ForeignModels().describe(checkpoint, section.ckpt_step)
+    model = (foreign or ForeignModels()).describe(checkpoint, section.ckpt_step)
     return None if model is None else model.shape
+
+
+def require_tokenizer(section: EvaluateSection, checkpoint: Path, foreign: ForeignModels) -> None:
+    """Raise if a checkpoint has no tokenizer, and none is chosen, before a model is loaded.
+
+    Args:
+        section: Options of the command.
+        checkpoint: The checkpoint, of any format.
+        foreign: Models of other programs that were described.
+
+    Raises:
+        ConfigError: It has none.
+        CheckpointError: The checkpoint is damaged.
+    """
+    from lmcore.checkpoint import survey
+    from lmcore.conversion.loading.checkpoint_tokenizer import NO_CHOICE, has_own, no_tokenizer
+    from lmcore.conversion.native.manifest import recorded_type
+    from lmcore.model.checkpoint_format import format_of
+
+    if section.tokenizer_choice() != NO_CHOICE:
+        return
+    if format_of(checkpoint) in {None, "lmcore"}:
+        path, manifest = survey(checkpoint).newest()
+        found, recorded = has_own(path, manifest), recorded_type(manifest.meta)
+    else:
+        model = foreign.describe(checkpoint, section.ckpt_step)
+        found = model is None or model.tokenizer is not None
+        recorded = None if model is None else model.tokenizer_type
+    if not found:
+        raise no_tokenizer(checkpoint, recorded)
 
 
 def _positions(section: EvaluateSection, checkpoint: Path) -> int | None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from lmcore.checkpoint import Manifest
     from lmcore.conversion.state import ModelState
 
-__all__ = ["NO_CHOICE", "find_tokenizer", "no_tokenizer", "tokenizer_of"]
+__all__ = ["NO_CHOICE", "find_tokenizer", "has_own", "no_tokenizer", "tokenizer_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -57,8 +57,7 @@ def tokenizer_of(
     if choice != NO_CHOICE and state.tokenizer_type is not None:
         choice = _of_recorded_type(state, choice, state.tokenizer_type, extra)
     if isinstance(state, LmcoreState):
-        has_copy = (state.checkpoint.resolve().parent.parent / _DIRECTORY).is_dir()
-        if choice == NO_CHOICE and not has_copy and "tokenizer" not in state.manifest.meta:
+        if choice == NO_CHOICE and not has_own(state.checkpoint, state.manifest):
             return None
         tokenizer = find_tokenizer(state.checkpoint, state.manifest, choice, extra)
     else:
@@ -87,6 +86,17 @@ def tokenizer_of(
             _missing_sentinels(state, tokenizer, state.vocab_size - ids),
         )
     return tokenizer
+
+
+def has_own(checkpoint: Path, manifest: Manifest) -> bool:
+    """Return True if a run has a copy of its tokenizer, or a tokenizer without files.
+
+    Args:
+        checkpoint: Directory of the checkpoint.
+        manifest: Manifest of the checkpoint.
+    """
+    has_copy = (checkpoint.resolve().parent.parent / _DIRECTORY).is_dir()
+    return has_copy or "tokenizer" in manifest.meta
 
 
 def _missing_sentinels(state: ModelState, tokenizer: Tokenizer, missing: int) -> str:

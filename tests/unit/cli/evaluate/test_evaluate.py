@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from lmcore.base.signals import TerminatedError
 from lmcore.checkpoint import save_checkpoint
 from lmcore.cli.evaluate import run
 from lmcore.contract import OP_SPECS, OpTable
+from lmcore.conversion.convert import convert
 from lmcore.data.tokenizer import ByteTokenizer
 from lmcore.data.tokenizer.saved import save_tokenizer
 from lmcore.families.gpt.model import GPT
@@ -218,6 +220,23 @@ def test_positions_are_compared_before_a_model_is_loaded(
     monkeypatch.setattr(evaluate, "started_runtime", None)
     with pytest.raises(ConfigError, match="more than the model's 64 positions"):
         call(runs, "--text", str(runs / "book.txt"), flag, "65", checkpoints=("run-3", "run-4"))
+
+
+@pytest.mark.parametrize("foreign", [False, True], ids=["run", "megatron"])
+def test_a_missing_tokenizer_is_found_before_a_model_is_loaded(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, foreign: bool
+) -> None:
+    """A second checkpoint without one would end the command after hours with the first."""
+    from lmcore.cli import evaluate
+
+    other = tmp_path / "run"
+    shutil.copytree(runs / "run-4", other, ignore=shutil.ignore_patterns("tokenizer"))
+    if foreign:
+        other = tmp_path / "megatron"
+        convert(tmp_path / "run", other, "megatron")
+    monkeypatch.setattr(evaluate, "started_runtime", None)
+    with pytest.raises(ConfigError, match=f"`{other}` has no tokenizer"):
+        call(runs, "--text", str(runs / "book.txt"), checkpoints=("run-3", str(other)))
 
 
 def test_list_of_tasks(capsys: pytest.CaptureFixture[str]) -> None:
