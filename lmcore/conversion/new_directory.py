@@ -15,6 +15,8 @@ from lmcore.base.errors import CheckpointArgumentError, CheckpointError
 __all__ = ["new_directory", "require_absent"]
 
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
+_OF_WRITES = _NO_SPACE | {errno.EFBIG}
+"""Errors that no read has; `shutil` names the file that is copied in all of its errors."""
 
 
 def require_absent(target: Path) -> None:
@@ -69,7 +71,8 @@ def _reported(temporary: Path, target: Path, needed: int) -> Iterator[None]:
         if not isinstance(cause, OSError) or not of_save:
             raise
         named = cause.filename
-        if isinstance(named, str | Path) and not _is_inside(Path(named), temporary):
+        elsewhere = isinstance(named, str | Path) and not _is_inside(Path(named), temporary)
+        if elsewhere and cause.errno not in _OF_WRITES:
             why = cause.strerror or str(cause)
             raise CheckpointError(f"cannot read `{named}`", why=why) from cause
         raise _unwritten(target, needed, cause) from cause

@@ -125,6 +125,19 @@ def test_damage_and_a_full_disk_leave_nothing(
     assert list(out.iterdir()) == []
 
 
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_a_copy_that_a_full_disk_refuses(number: int, tmp_path: Path) -> None:
+    """`shutil` names the file that is copied in its error, and that can be read."""
+    with (
+        pytest.raises(CheckpointError, match="cannot write") as caught,
+        module.new_directory(tmp_path / "out") as directory,
+    ):
+        raise OSError(number, os.strerror(number), "merges.txt", None, str(directory / "merges"))
+    assert os.strerror(number) in str(caught.value.why)
+    assert str(caught.value.hint)
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("to", ["huggingface", "lmcore", "megatron"])
 def test_a_source_that_cannot_be_read(
     to: str, tmp_path: Path, run_of: RunOf, monkeypatch: pytest.MonkeyPatch
