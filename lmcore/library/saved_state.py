@@ -279,6 +279,12 @@ class SavedStates:
 def _path(call: str, directory: Any) -> Path:
     if not isinstance(directory, (str, os.PathLike)):
         raise ConfigError(f"`{call}({directory!r})`: expected the path of a directory")
+    if isinstance(directory, str) and not directory.strip():
+        raise ConfigError(
+            f"`{call}({directory!r})`: the path is empty",
+            why="it would be the working directory",
+            hint="a variable may be unset; `.` is the working directory",
+        )
     return Path(directory)
 
 

@@ -80,6 +80,14 @@ WRONG: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
         lambda rt, path, model, optimizer: rt.load(path, model=model, epoch=object()),
         ("`load(epoch=...)` of object", 'values["epoch"]'),
     ),
+    "empty path": (
+        lambda rt, path, model, optimizer: rt.save("", model=model),
+        ("`save('')`: the path is empty", "a variable may be unset"),
+    ),
+    "empty path of load": (
+        lambda rt, path, model, optimizer: rt.load(" ", model=model),
+        ("`load(' ')`: the path is empty",),
+    ),
     "nothing": (
         lambda rt, path, model, optimizer: rt.load(path / "no", model=model),
         ("no such directory",),
