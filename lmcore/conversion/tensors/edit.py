@@ -101,7 +101,11 @@ def edit(checkpoint: Path, directory: Path, changes: Changes) -> list[str]:
     )
     tokenizer = checkpoint.resolve().parent.parent / _TOKENIZER
     if tokenizer.is_dir():
-        shutil.copytree(tokenizer, directory / _TOKENIZER)
+        (directory / _TOKENIZER).mkdir()
+        # Not `shutil.copytree`: it collects errors into one without a reason and a path.
+        for path in sorted(tokenizer.rglob("*")):
+            copy = directory / path.relative_to(tokenizer.parent)
+            copy.mkdir() if path.is_dir() else shutil.copyfile(path, copy)
     copied = dataclasses.replace(manifest, model_shape=shape, tensors=entries)
     try:
         require_weights(read_shape(shape, directory), copied, directory)

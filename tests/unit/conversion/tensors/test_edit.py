@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from lmcore.checkpoint import (
 )
 from lmcore.conversion.cast import cast
 from lmcore.conversion.native.read import LmcoreState
+from lmcore.conversion.new_directory import new_directory
 from lmcore.conversion.state import ADAM, WEIGHT, ModelState
 from lmcore.conversion.tensors.edit import Changes, edit
 from lmcore.model.shape import ModelShape
@@ -178,3 +180,20 @@ def test_a_cast_to_a_dtype_of_the_same_size() -> None:
     with pytest.raises(CheckpointError, match="1 of its values are too large"):
         cast("w", large, torch.float16)
     assert cast("w", large, torch.float32).tolist() == large.tolist()
+
+
+def test_a_tokenizer_that_cannot_be_read(checkpoint: Path, tmp_path: Path) -> None:
+    """The error names its file and the reason; folders of a tokenizer are copied, too."""
+    tokenizer = checkpoint.resolve().parent.parent / "tokenizer"
+    (tokenizer / "pretrained").mkdir()
+    (tokenizer / "pretrained/part.json").write_text("{}")
+    edited(checkpoint, tmp_path / "copy", drop=("optimizer.*",))
+    assert (tmp_path / "copy/tokenizer/pretrained/part.json").read_text() == "{}"
+    (tokenizer / "pretrained/gone.json").symlink_to(tmp_path / "gone")
+    wanted = f"cannot read `{tokenizer / 'pretrained/gone.json'}`"
+    with (
+        pytest.raises(CheckpointError, match=re.escape(wanted)) as caught,
+        new_directory(tmp_path / "out") as directory,
+    ):
+        edit(checkpoint, directory, Changes(drop=("optimizer.*",)))
+    assert caught.value.why == "No such file or directory"
