@@ -30,7 +30,7 @@ void project_all(const Projection &call, std::int64_t first_block, std::int64_t 
 
 const Kernels *amx_kernels() {
   static constexpr Kernels kernels{"amx", kBlock, kStepInputs, project_all,
-                                   attend, adamw, attend_sequences, activate};
+                                   attend, adamw, attend_sequences, true, activate};
   return &kernels;
 }
 

@@ -81,7 +81,8 @@ struct Lanes {
 namespace lmcore::cpu {
 
 const Kernels *avx2_kernels() {
-  static constexpr Kernels kernels{"avx2", kBlock, 0, project, attend, adamw, nullptr, activate};
+  static constexpr Kernels kernels{"avx2", kBlock, 0, project, attend,
+                                   adamw, nullptr, false, activate};
   return &kernels;
 }
 

@@ -10,11 +10,13 @@
 #include "adamw.hpp"
 #include "attention.hpp"
 #include "projection.hpp"
+#include "sequence_attention.hpp"
 
 namespace lmcore::cpu {
 
 const Kernels *avx512_kernels() {
-  static constexpr Kernels kernels{"avx512", kBlock, 0, project, attend, adamw, nullptr, activate};
+  static constexpr Kernels kernels{"avx512", kBlock, 0, project, attend,
+                                   adamw, attend_sequences, false, activate};
   return &kernels;
 }
 

@@ -16,7 +16,8 @@
 namespace lmcore::cpu {
 
 const Kernels *avx512_bf16_kernels() {
-  static constexpr Kernels kernels{"avx512_bf16", kBlock, 0, project, attend, adamw, attend_sequences, activate};
+  static constexpr Kernels kernels{"avx512_bf16", kBlock, 0, project, attend,
+                                   adamw, attend_sequences, true, activate};
   return &kernels;
 }
 

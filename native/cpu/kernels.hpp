@@ -1,7 +1,7 @@
 // Kernels for the CPU, for each instruction set: lmcore_cpu/kernel/native.py.
 //
 // amx.cpp, avx512_bf16.cpp, avx512.cpp and avx2.cpp include the templates of activation.hpp, adamw.hpp,
-// attention.hpp and projection.hpp with their vectors; the first two sequence_attention.hpp too.
+// attention.hpp and projection.hpp with their vectors; all but the last sequence_attention.hpp too.
 
 #pragma once
 
@@ -71,7 +71,7 @@ struct SequenceRows {
   bool is_wide;             // float32; false: bfloat16
 };
 
-// Attention of whole sequences.  With out_grad the backward pass, which reads out and logs and writes the
+// Attention of whole sequences, in float32 if q is wide, else in bfloat16.  With out_grad the backward pass, which reads out and logs and writes the
 // gradients; without it the forward pass, which writes out and logs.
 struct SequenceAttention {
   SequenceRows q;       // [B, N, S, D]
@@ -139,6 +139,7 @@ struct Kernels {
   void (*adamw)(const AdamwStep &, const AdamwTensor &, std::int64_t start, std::int64_t end);
   // Computes the heads from first to end of all sequences, numbered in order; null: not here.
   void (*attend_sequences)(const SequenceAttention &, std::int64_t first, std::int64_t end);
+  bool attends_in_bfloat16;  // false: only in float32
   // Computes the columns from first to end, multiples of 16, of all rows.
   void (*activate)(const Activation &, std::int64_t first, std::int64_t end);
 };

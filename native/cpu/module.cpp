@@ -240,7 +240,8 @@ void attend_sequences(const std::string &instructions, const std::vector<RowsGiv
   const bool is_backward = arrays.size() == 8;
   if (kernels->attend_sequences == nullptr || (arrays.size() != 4 && !is_backward) ||
       head_dim < 32 || head_dim % 32 != 0 || groups < 1 || heads % groups != 0 || queries < 1 ||
-      keys < 1 || (causal && queries != keys)) {
+      keys < 1 || (causal && queries != keys) ||
+      !(kernels->attends_in_bfloat16 || std::get<2>(arrays[0]))) {
     throw std::invalid_argument("not sequences of attention");
   }
   SequenceAttention call{};
@@ -365,7 +366,7 @@ py::dict blocks() {
 PYBIND11_MODULE(_kernels, module) {
   using lmcore::cpu::ConstantProjection;
   module.doc() = "Kernels for the CPU; lmcore_cpu.kernel.native says when they are used.";
-  module.attr("INTERFACE") = 6;  // as in lmcore_cpu/kernel/native.py
+  module.attr("INTERFACE") = 7;  // as in lmcore_cpu/kernel/native.py
   module.def("blocks", &lmcore::cpu::blocks,
              "Return Blocks by instruction set, the fastest first: see lmcore_cpu/kernel/native.py.");
   module.def("has_threads", [] { return lmcore::cpu::openmp().found(); },
@@ -373,7 +374,7 @@ PYBIND11_MODULE(_kernels, module) {
   module.def("attend_next_token", &lmcore::cpu::attend_next_token,
              "Write a key and a value into each slot, and attend to all of the slot.");
   module.def("attend_sequences", &lmcore::cpu::attend_sequences,
-             "Compute attention of whole sequences in bfloat16, or its gradients.");
+             "Compute attention of whole sequences, or its gradients.");
   module.def("activate", &lmcore::cpu::activate,
              "Compute an activation of the feed-forward layer, or its gradients.");
   module.def("adamw", &lmcore::cpu::adamw, "Update weights and moments by a step of AdamW.");

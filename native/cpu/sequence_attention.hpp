@@ -1,10 +1,11 @@
-// Attention of whole sequences in bfloat16, forward and backward, for AVX-512 with products of bfloat16.
+// Attention of whole sequences, forward and backward, for AVX-512: in float32, and in bfloat16 where the
+// processor has its products.
 //
 // FlashAttention (Dao et al., 2022): scores exist a block of queries and a block of keys at a time, sums are
 // in float32, and of the forward pass the logarithm of each query's sum is kept.  The backward pass holds
-// scores with keys as rows, so that every product reads its left factor as rows and its right one as pairs:
-// two rows of it side by side, the layout of the instruction.  Each head is computed by one thread, with the
-// same sums whatever the number of threads.
+// scores with keys as rows, so that every product reads its left factor as rows and its right one as steps
+// (block_products.hpp).  Each head is computed by one thread, with the same sums whatever the number of
+// threads.
 
 #pragma once
 
@@ -16,161 +17,23 @@
 #include <limits>
 #include <vector>
 
+#include "block_products.hpp"
 #include "functions.hpp"
 #include "kernels.hpp"
 
 namespace lmcore::cpu {
 namespace {
 
-using Half = std::uint16_t;   // bfloat16
-using Pair = std::uint32_t;   // two of them, the first in the lower bits
-using Index = std::int64_t;
-
-constexpr Index kBlockRows = 64;  // queries, or keys, of a block
-constexpr Index kWidth = 16;      // of a vector
-
-inline Index blocks_of(Index rows) { return (rows + kBlockRows - 1) / kBlockRows; }
-
-inline __m256i narrowed_vector(__m512 values) {
-  return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(values));
-}
-
-inline __m512i paired(__m256i first, __m256i second) {
-  return _mm512_or_si512(_mm512_cvtepu16_epi32(first),
-                         _mm512_slli_epi32(_mm512_cvtepu16_epi32(second), 16));
-}
-
-// c[4, 16 * kColumns] += a[4, 2 * pairs] @ b; b holds pairs of rows.
-template <int kColumns>
-inline void multiply_rows(const Half *a, Index a_stride, const Pair *b, Index b_stride, float *c,
-                          Index c_stride, Index pairs, bool adds) {
-  constexpr int kRows = 4;
-  __m512 sums[kRows][kColumns];
-  for (int m = 0; m < kRows; ++m) {
-    for (int n = 0; n < kColumns; ++n) {
-      sums[m][n] = adds ? _mm512_loadu_ps(c + m * c_stride + n * kWidth) : _mm512_setzero_ps();
-    }
-  }
-  for (Index p = 0; p < pairs; ++p) {
-    __m512bh right[kColumns];
-    for (int n = 0; n < kColumns; ++n) {
-      right[n] = reinterpret_cast<__m512bh>(_mm512_loadu_si512(b + p * b_stride + n * kWidth));
-    }
-    for (int m = 0; m < kRows; ++m) {
-      int pair;
-      std::memcpy(&pair, a + m * a_stride + 2 * p, sizeof pair);
-      const auto left = reinterpret_cast<__m512bh>(_mm512_set1_epi32(pair));
-      for (int n = 0; n < kColumns; ++n) {
-        sums[m][n] = _mm512_dpbf16_ps(sums[m][n], left, right[n]);
-      }
-    }
-  }
-  for (int m = 0; m < kRows; ++m) {
-    for (int n = 0; n < kColumns; ++n) {
-      _mm512_storeu_ps(c + m * c_stride + n * kWidth, sums[m][n]);
-    }
-  }
-}
-
-// c[rows, columns] (+)= a[rows, 2 * pairs] @ b[2 * pairs, columns]; rows is a multiple of 4, columns of 32.
-inline void multiply(const Half *a, Index a_stride, const Pair *b, Index b_stride, float *c,
-                     Index c_stride, Index rows, Index columns, Index pairs, bool adds) {
-  Index n = 0;
-  for (; n + 4 * kWidth <= columns; n += 4 * kWidth) {
-    for (Index m = 0; m < rows; m += 4) {
-      multiply_rows<4>(a + m * a_stride, a_stride, b + n, b_stride, c + m * c_stride + n, c_stride,
-                       pairs, adds);
-    }
-  }
-  for (; n < columns; n += 2 * kWidth) {
-    for (Index m = 0; m < rows; m += 4) {
-      multiply_rows<2>(a + m * a_stride, a_stride, b + n, b_stride, c + m * c_stride + n, c_stride,
-                       pairs, adds);
-    }
-  }
-}
-
-// to[j, i] = from[i, j] for 16 by 16 elements of 32 bits.
-inline void transpose_tile(const Pair *from, Index from_stride, Pair *to, Index to_stride) {
-  __m512i r[16];
-  __m512i t[16];
-  for (int i = 0; i < 16; ++i) {
-    r[i] = _mm512_loadu_si512(from + i * from_stride);
-  }
-  for (int i = 0; i < 16; i += 2) {
-    t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
-    t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
-  }
-  for (int i = 0; i < 16; i += 4) {
-    r[i] = _mm512_unpacklo_epi64(t[i], t[i + 2]);
-    r[i + 1] = _mm512_unpackhi_epi64(t[i], t[i + 2]);
-    r[i + 2] = _mm512_unpacklo_epi64(t[i + 1], t[i + 3]);
-    r[i + 3] = _mm512_unpackhi_epi64(t[i + 1], t[i + 3]);
-  }
-  for (int i = 0; i < 4; ++i) {
-    t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
-    t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xDD);
-    t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
-    t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xDD);
-  }
-  for (int i = 0; i < 4; ++i) {
-    const Index row = i * to_stride;
-    _mm512_storeu_si512(to + row, _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88));
-    _mm512_storeu_si512(to + row + 4 * to_stride, _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88));
-    _mm512_storeu_si512(to + row + 8 * to_stride, _mm512_shuffle_i32x4(t[i], t[i + 8], 0xDD));
-    _mm512_storeu_si512(to + row + 12 * to_stride, _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xDD));
-  }
-}
-
-// to[columns, kBlockRows] = the transpose of from[kBlockRows, columns], of 32 bits each.
-inline void transpose_block(const Pair *from, Index columns, Pair *to) {
-  for (Index row = 0; row < kBlockRows; row += kWidth) {
-    for (Index column = 0; column < columns; column += kWidth) {
-      transpose_tile(from + row * columns + column, columns, to + column * kBlockRows + row,
-                     kBlockRows);
-    }
-  }
-}
-
 // Rows of a head: copied without gaps, zeros after the last one to the end of its block.
-inline void gather(const Half *from, Index stride, Index rows, Index channels, Half *to) {
+template <class Value>
+inline void gather(const SequenceRows &rows_from, Index first, Index rows, Index channels,
+                   Value *to) {
+  const Index stride = rows_from.strides[2];
+  const Value *const from = static_cast<const Value *>(rows_from.at) + first * stride;
   for (Index row = 0; row < rows; ++row) {
-    std::memcpy(to + row * channels, from + row * stride, channels * sizeof(Half));
+    std::memcpy(to + row * channels, from + row * stride, channels * sizeof(Value));
   }
-  std::fill(to + rows * channels, to + blocks_of(rows) * kBlockRows * channels, Half{0});
-}
-
-// to[rows / 2, channels]: two rows side by side.
-inline void pair_rows(const Half *from, Index rows, Index channels, Pair *to) {
-  for (Index row = 0; row < rows; row += 2) {
-    const Half *const at = from + row * channels;
-    for (Index d = 0; d < channels; d += kWidth) {
-      const auto first = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(at + d));
-      const auto second = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(at + channels + d));
-      _mm512_storeu_si512(to + row / 2 * channels + d, paired(first, second));
-    }
-  }
-}
-
-// Of each block of rows, [channels / 2, kBlockRows]: two channels side by side.
-inline void pair_channels(const Half *from, Index rows, Index channels, Pair *to) {
-  for (Index row = 0; row < rows; row += kBlockRows) {
-    transpose_block(reinterpret_cast<const Pair *>(from + row * channels), channels / 2,
-                    to + row * channels / 2);
-  }
-}
-
-// [channels, kBlockRows] from the pairs of a block of rows.
-inline void split_pairs(const Pair *from, Index channels, Half *to) {
-  for (Index d = 0; d < channels; d += 2) {
-    for (Index row = 0; row < kBlockRows; row += kWidth) {
-      const __m512i both = _mm512_loadu_si512(from + d / 2 * kBlockRows + row);
-      Half *const at = to + d * kBlockRows + row;
-      _mm256_storeu_si256(reinterpret_cast<__m256i *>(at), _mm512_cvtepi32_epi16(both));
-      _mm256_storeu_si256(reinterpret_cast<__m256i *>(at + kBlockRows),
-                          _mm512_cvtepi32_epi16(_mm512_srli_epi32(both, 16)));
-    }
-  }
+  std::fill(to + rows * channels, to + blocks_of(rows) * kBlockRows * channels, Value{0});
 }
 
 inline void write_scaled(const float *from, Index rows, Index channels, float scale,
@@ -183,7 +46,7 @@ inline void write_scaled(const float *from, Index rows, Index channels, float sc
       if (to.is_wide) {
         _mm512_storeu_ps(at, values);
       } else {
-        _mm256_storeu_si256(reinterpret_cast<__m256i *>(at), narrowed_vector(values));
+        Lanes::store(reinterpret_cast<Half *>(at), values);
       }
     }
   }
@@ -224,10 +87,11 @@ struct Softmax {
   alignas(64) float total[kBlockRows];
 };
 
-// Replaces a row's scores by bfloat16 probabilities up to a factor; scales what the row has summed before.
+// Replaces a row's scores by probabilities up to a factor; scales what the row has summed before.
 // seen: keys of the block that the query sees.
+template <class Format>
 inline void update_row(const float *scores, Index seen, float scale, Softmax &softmax, Index row,
-                       Half *probabilities, float *sums, Index channels) {
+                       typename Format::Value *probabilities, float *sums, Index channels) {
   constexpr int kVectorsOfBlock = kBlockRows / kWidth;
   const __m512 hidden = _mm512_set1_ps(-std::numeric_limits<float>::infinity());
   __m512 values[kVectorsOfBlock];
@@ -246,8 +110,7 @@ inline void update_row(const float *scores, Index seen, float scale, Softmax &so
     const __mmask16 visible = first_lanes(seen - n * kWidth);
     const __m512 found = _mm512_maskz_mov_ps(visible, exponential(_mm512_sub_ps(values[n], offset)));
     total = _mm512_add_ps(total, found);
-    _mm256_storeu_si256(reinterpret_cast<__m256i *>(probabilities + n * kWidth),
-                        narrowed_vector(found));
+    Format::store(probabilities + n * kWidth, found);
   }
   softmax.highest[row] = highest;
   if (highest == before) {
@@ -261,30 +124,32 @@ inline void update_row(const float *scores, Index seen, float scale, Softmax &so
   }
 }
 
+template <class Format>
 void attend_head(const SequenceAttention &call, Index sequence, Index head, bool has_keys) {
-  static thread_local Room<Half> query_room, key_room, probability_room;
-  static thread_local Room<Pair> key_pairs_room, value_pairs_room;
+  using Value = typename Format::Value;
+  using Step = typename Format::Step;
+  static thread_local Room<Value> query_room, key_room, probability_room;
+  static thread_local Room<Step> key_steps_room, value_steps_room;
   static thread_local Room<float> score_room, sum_room;
   const Index channels = call.head_dim, key_blocks = blocks_of(call.keys);
   const Index padded_keys = key_blocks * kBlockRows;
-  Pair *const key_pairs = key_pairs_room.of(padded_keys * channels / 2);
-  Pair *const value_pairs = value_pairs_room.of(padded_keys * channels / 2);
+  const Index block_steps = kBlockRows * channels / Format::kRowsOfStep;
+  Step *const key_steps = key_steps_room.of(key_blocks * block_steps);
+  Step *const value_steps = value_steps_room.of(key_blocks * block_steps);
   if (!has_keys) {
     const Index group = head / (call.heads / call.groups);
-    Half *const rows = key_room.of(padded_keys * channels);
-    const SequenceRows k = rows_of(call.k, sequence, group), v = rows_of(call.v, sequence, group);
-    gather(static_cast<const Half *>(k.at), k.strides[2], call.keys, channels, rows);
-    pair_channels(rows, padded_keys, channels, key_pairs);
-    gather(static_cast<const Half *>(v.at), v.strides[2], call.keys, channels, rows);
-    pair_rows(rows, padded_keys, channels, value_pairs);
+    Value *const rows = key_room.of(padded_keys * channels);
+    gather(rows_of(call.k, sequence, group), 0, call.keys, channels, rows);
+    Format::step_channels(rows, padded_keys, channels, key_steps);
+    gather(rows_of(call.v, sequence, group), 0, call.keys, channels, rows);
+    Format::step_rows(rows, padded_keys, channels, value_steps);
   }
   const Index query_blocks = blocks_of(call.queries);
-  Half *const queries = query_room.of(query_blocks * kBlockRows * channels);
-  const SequenceRows q = rows_of(call.q, sequence, head);
-  gather(static_cast<const Half *>(q.at), q.strides[2], call.queries, channels, queries);
+  Value *const queries = query_room.of(query_blocks * kBlockRows * channels);
+  gather(rows_of(call.q, sequence, head), 0, call.queries, channels, queries);
   float *const scores = score_room.of(kBlockRows * kBlockRows);
   float *const sums = sum_room.of(kBlockRows * channels);
-  Half *const probabilities = probability_room.of(kBlockRows * kBlockRows);
+  Value *const probabilities = probability_room.of(kBlockRows * kBlockRows);
   for (Index i = 0; i < query_blocks; ++i) {
     Softmax softmax;
     std::fill_n(softmax.highest, kBlockRows, -std::numeric_limits<float>::infinity());
@@ -292,17 +157,17 @@ void attend_head(const SequenceAttention &call, Index sequence, Index head, bool
     std::fill_n(sums, kBlockRows * channels, 0.0F);
     const Index end = call.causal ? std::min(i + 1, key_blocks) : key_blocks;
     for (Index j = 0; j < end; ++j) {
-      multiply(queries + i * kBlockRows * channels, channels,
-               key_pairs + j * kBlockRows * channels / 2, kBlockRows, scores, kBlockRows,
-               kBlockRows, kBlockRows, channels / 2, false);
+      multiply<Format>(queries + i * kBlockRows * channels, channels, key_steps + j * block_steps,
+                       kBlockRows, scores, kBlockRows, kBlockRows, kBlockRows,
+                       channels / Format::kRowsOfStep, false);
       const Index left = std::min(kBlockRows, call.keys - j * kBlockRows);
       for (Index row = 0; row < kBlockRows; ++row) {
         const Index seen = call.causal && j == i ? std::min(row + 1, left) : left;
-        update_row(scores + row * kBlockRows, seen, call.scale, softmax, row,
-                   probabilities + row * kBlockRows, sums + row * channels, channels);
+        update_row<Format>(scores + row * kBlockRows, seen, call.scale, softmax, row,
+                           probabilities + row * kBlockRows, sums + row * channels, channels);
       }
-      multiply(probabilities, kBlockRows, value_pairs + j * kBlockRows * channels / 2, channels,
-               sums, channels, kBlockRows, channels, kBlockRows / 2, true);
+      multiply<Format>(probabilities, kBlockRows, value_steps + j * block_steps, channels, sums,
+                       channels, kBlockRows, channels, kBlockRows / Format::kRowsOfStep, true);
     }
     const Index rows = std::min(kBlockRows, call.queries - i * kBlockRows);
     float *const logs = call.logs + (sequence * call.heads + head) * call.queries + i * kBlockRows;
@@ -315,44 +180,42 @@ void attend_head(const SequenceAttention &call, Index sequence, Index head, bool
 }
 
 // Memory of a head's backward pass.
+template <class Format>
 struct BackwardRoom {
-  Room<Half> queries, grads, keys, values, key_columns, probabilities, score_grads;
-  Room<Pair> query_channels, query_rows, grad_channels, grad_rows, key_channels, score_pairs;
+  Room<typename Format::Value> queries, grads, keys, values, key_columns, probabilities, score_grads;
+  Room<typename Format::Step> query_channels, query_rows, grad_channels, grad_rows, key_channels,
+      score_steps;
   Room<float> logs, deltas, scores, probability_grads, query_sums, key_sums, value_sums;
 };
 
 // Turns scores and gradients of probabilities, keys as rows, into probabilities and gradients of scores.
 // is_diagonal: both blocks begin at the same position, and a query sees the keys up to its own.
+template <class Format>
 inline void differentiate(const float *scores, const float *probability_grads, const float *logs,
-                          const float *deltas, float scale, bool is_diagonal, Half *probabilities,
-                          Half *score_grads, Pair *score_pairs) {
-  for (Index key = 0; key < kBlockRows; key += 2) {
+                          const float *deltas, float scale, bool is_diagonal,
+                          typename Format::Value *probabilities,
+                          typename Format::Value *score_grads) {
+  for (Index key = 0; key < kBlockRows; ++key) {
     for (Index column = 0; column < kBlockRows; column += kWidth) {
       const __m512 log = _mm512_loadu_ps(logs + column), delta = _mm512_loadu_ps(deltas + column);
-      __m256i narrow_grads[2];
-      for (Index m = 0; m < 2; ++m) {
-        const Index at = (key + m) * kBlockRows + column;
-        const __m512 score = _mm512_loadu_ps(scores + at);
-        __m512 p = exponential(_mm512_fmsub_ps(score, _mm512_set1_ps(scale), log));
-        if (is_diagonal) {
-          const auto visible = static_cast<__mmask16>(~first_lanes(key + m - column));
-          p = _mm512_maskz_mov_ps(visible, p);
-        }
-        const __m512 grad =
-            _mm512_mul_ps(p, _mm512_sub_ps(_mm512_loadu_ps(probability_grads + at), delta));
-        narrow_grads[m] = narrowed_vector(grad);
-        _mm256_storeu_si256(reinterpret_cast<__m256i *>(probabilities + at), narrowed_vector(p));
-        _mm256_storeu_si256(reinterpret_cast<__m256i *>(score_grads + at), narrow_grads[m]);
+      const Index at = key * kBlockRows + column;
+      const __m512 score = _mm512_loadu_ps(scores + at);
+      __m512 p = exponential(_mm512_fmsub_ps(score, _mm512_set1_ps(scale), log));
+      if (is_diagonal) {
+        p = _mm512_maskz_mov_ps(static_cast<__mmask16>(~first_lanes(key - column)), p);
       }
-      _mm512_storeu_si512(score_pairs + key / 2 * kBlockRows + column,
-                          paired(narrow_grads[0], narrow_grads[1]));
+      Format::store(probabilities + at, p);
+      Format::store(score_grads + at, _mm512_mul_ps(p, _mm512_sub_ps(_mm512_loadu_ps(probability_grads + at), delta)));
     }
   }
 }
 
 // Sums over the channels of the products of the output and its gradient.
-inline void sum_products(const Half *out, Index stride, const Half *grads, Index rows,
-                         Index channels, float *sums) {
+template <class Value>
+inline void sum_products(const SequenceRows &outs, const Value *grads, Index rows, Index channels,
+                         float *sums) {
+  const Value *const out = static_cast<const Value *>(outs.at);
+  const Index stride = outs.strides[2];
   for (Index row = 0; row < rows; ++row) {
     __m512 sum = _mm512_setzero_ps();
     for (Index d = 0; d < channels; d += kWidth) {
@@ -363,69 +226,70 @@ inline void sum_products(const Half *out, Index stride, const Half *grads, Index
   }
 }
 
+template <class Format>
 void differentiate_head(const SequenceAttention &call, Index sequence, Index head) {
-  static thread_local BackwardRoom room;
+  using Value = typename Format::Value;
+  using Step = typename Format::Step;
+  static thread_local BackwardRoom<Format> room;
+  constexpr Index kOf = Format::kRowsOfStep;
   const Index channels = call.head_dim, group = head / (call.heads / call.groups);
   const Index query_blocks = blocks_of(call.queries), key_blocks = blocks_of(call.keys);
   const Index padded = query_blocks * kBlockRows, size = padded * channels;
-  const Index block_size = kBlockRows * channels, block_pairs = block_size / 2;
-  const SequenceRows q = rows_of(call.q, sequence, head);
+  const Index block_size = kBlockRows * channels, block_steps = block_size / kOf;
   const SequenceRows k = rows_of(call.k, sequence, group), v = rows_of(call.v, sequence, group);
-  const SequenceRows out = rows_of(call.out, sequence, head);
-  const SequenceRows grad = rows_of(call.out_grad, sequence, head);
 
-  Half *const queries = room.queries.of(size), *const grads = room.grads.of(size);
-  gather(static_cast<const Half *>(q.at), q.strides[2], call.queries, channels, queries);
-  gather(static_cast<const Half *>(grad.at), grad.strides[2], call.queries, channels, grads);
-  Pair *const query_channels = room.query_channels.of(size / 2);
-  Pair *const query_rows = room.query_rows.of(size / 2);
-  Pair *const grad_channels = room.grad_channels.of(size / 2);
-  Pair *const grad_rows = room.grad_rows.of(size / 2);
-  pair_channels(queries, padded, channels, query_channels);
-  pair_rows(queries, padded, channels, query_rows);
-  pair_channels(grads, padded, channels, grad_channels);
-  pair_rows(grads, padded, channels, grad_rows);
+  Value *const queries = room.queries.of(size), *const grads = room.grads.of(size);
+  gather(rows_of(call.q, sequence, head), 0, call.queries, channels, queries);
+  gather(rows_of(call.out_grad, sequence, head), 0, call.queries, channels, grads);
+  Step *const query_channels = room.query_channels.of(size / kOf);
+  Step *const query_rows = room.query_rows.of(size / kOf);
+  Step *const grad_channels = room.grad_channels.of(size / kOf);
+  Step *const grad_rows = room.grad_rows.of(size / kOf);
+  Format::step_channels(queries, padded, channels, query_channels);
+  Format::step_rows(queries, padded, channels, query_rows);
+  Format::step_channels(grads, padded, channels, grad_channels);
+  Format::step_rows(grads, padded, channels, grad_rows);
   // A query of padding has the probability 0 of every key.
   float *const logs = room.logs.of(padded), *const deltas = room.deltas.of(padded);
   std::fill(std::copy_n(call.logs + (sequence * call.heads + head) * call.queries, call.queries, logs),
             logs + padded, std::numeric_limits<float>::infinity());
   std::fill_n(deltas, padded, 0.0F);
-  sum_products(static_cast<const Half *>(out.at), out.strides[2], grads, call.queries, channels,
-               deltas);
+  sum_products(rows_of(call.out, sequence, head), grads, call.queries, channels, deltas);
 
   float *const query_sums = room.query_sums.of(size);
   std::fill_n(query_sums, size, 0.0F);
   float *const key_sums = room.key_sums.of(block_size), *const value_sums = room.value_sums.of(block_size);
   float *const scores = room.scores.of(kBlockRows * kBlockRows);
   float *const probability_grads = room.probability_grads.of(kBlockRows * kBlockRows);
-  Half *const probabilities = room.probabilities.of(kBlockRows * kBlockRows);
-  Half *const score_grads = room.score_grads.of(kBlockRows * kBlockRows);
-  Pair *const score_pairs = room.score_pairs.of(kBlockRows * kBlockRows / 2);
-  Half *const keys = room.keys.of(block_size), *const values = room.values.of(block_size);
-  Half *const key_columns = room.key_columns.of(block_size);
-  Pair *const key_channels = room.key_channels.of(block_pairs);
+  Value *const probabilities = room.probabilities.of(kBlockRows * kBlockRows);
+  Value *const score_grads = room.score_grads.of(kBlockRows * kBlockRows);
+  Step *const score_steps = room.score_steps.of(kBlockRows * kBlockRows / kOf);
+  Value *const keys = room.keys.of(block_size), *const values = room.values.of(block_size);
+  Value *const key_columns = room.key_columns.of(block_size);
+  Step *const key_channels = room.key_channels.of(block_steps);
   for (Index j = 0; j < key_blocks; ++j) {
     const Index rows = std::min(kBlockRows, call.keys - j * kBlockRows);
     const Index shift = j * kBlockRows;
-    gather(static_cast<const Half *>(k.at) + shift * k.strides[2], k.strides[2], rows, channels, keys);
-    gather(static_cast<const Half *>(v.at) + shift * v.strides[2], v.strides[2], rows, channels, values);
-    pair_channels(keys, kBlockRows, channels, key_channels);
-    split_pairs(key_channels, channels, key_columns);
+    gather(k, shift, rows, channels, keys);
+    gather(v, shift, rows, channels, values);
+    Format::step_channels(keys, kBlockRows, channels, key_channels);
+    Format::columns_of(key_channels, channels, key_columns);
     std::fill_n(key_sums, block_size, 0.0F);
     std::fill_n(value_sums, block_size, 0.0F);
     for (Index i = call.causal ? j : 0; i < query_blocks; ++i) {
-      multiply(keys, channels, query_channels + i * block_pairs, kBlockRows, scores, kBlockRows,
-               kBlockRows, kBlockRows, channels / 2, false);
-      multiply(values, channels, grad_channels + i * block_pairs, kBlockRows, probability_grads,
-               kBlockRows, kBlockRows, kBlockRows, channels / 2, false);
-      differentiate(scores, probability_grads, logs + i * kBlockRows, deltas + i * kBlockRows,
-                    call.scale, call.causal && i == j, probabilities, score_grads, score_pairs);
-      multiply(probabilities, kBlockRows, grad_rows + i * block_pairs, channels, value_sums,
-               channels, kBlockRows, channels, kBlockRows / 2, true);
-      multiply(score_grads, kBlockRows, query_rows + i * block_pairs, channels, key_sums, channels,
-               kBlockRows, channels, kBlockRows / 2, true);
-      multiply(key_columns, kBlockRows, score_pairs, kBlockRows, query_sums + i * block_size,
-               kBlockRows, channels, kBlockRows, kBlockRows / 2, true);
+      multiply<Format>(keys, channels, query_channels + i * block_steps, kBlockRows, scores,
+                       kBlockRows, kBlockRows, kBlockRows, channels / kOf, false);
+      multiply<Format>(values, channels, grad_channels + i * block_steps, kBlockRows,
+                       probability_grads, kBlockRows, kBlockRows, kBlockRows, channels / kOf, false);
+      differentiate<Format>(scores, probability_grads, logs + i * kBlockRows, deltas + i * kBlockRows,
+                            call.scale, call.causal && i == j, probabilities, score_grads);
+      Format::step_rows(score_grads, kBlockRows, kBlockRows, score_steps);
+      multiply<Format>(probabilities, kBlockRows, grad_rows + i * block_steps, channels, value_sums,
+                       channels, kBlockRows, channels, kBlockRows / kOf, true);
+      multiply<Format>(score_grads, kBlockRows, query_rows + i * block_steps, channels, key_sums,
+                       channels, kBlockRows, channels, kBlockRows / kOf, true);
+      multiply<Format>(key_columns, kBlockRows, score_steps, kBlockRows, query_sums + i * block_size,
+                       kBlockRows, channels, kBlockRows, kBlockRows / kOf, true);
     }
     write_scaled(key_sums, rows, channels, call.scale, rows_of(call.k_grad, sequence, head, shift));
     write_scaled(value_sums, rows, channels, 1.0F, rows_of(call.v_grad, sequence, head, shift));
@@ -444,19 +308,30 @@ void differentiate_head(const SequenceAttention &call, Index sequence, Index hea
   }
 }
 
-// Computes the heads from first to end, of all sequences.
-void attend_sequences(const SequenceAttention &call, Index first, Index end) {
+template <class Format>
+void attend_heads(const SequenceAttention &call, Index first, Index end) {
   Index keys_of = -1;
   for (Index number = first; number < end; ++number) {
     const Index sequence = number / call.heads, head = number % call.heads;
     if (call.out_grad.at != nullptr) {
-      differentiate_head(call, sequence, head);
+      differentiate_head<Format>(call, sequence, head);
       continue;
     }
     const Index group = sequence * call.groups + head / (call.heads / call.groups);
-    attend_head(call, sequence, head, group == keys_of);
+    attend_head<Format>(call, sequence, head, group == keys_of);
     keys_of = group;
   }
+}
+
+// Computes the heads from first to end, of all sequences; in bfloat16 where it is compiled for its products.
+void attend_sequences(const SequenceAttention &call, Index first, Index end) {
+#if defined(__AVX512BF16__)
+  if (!call.q.is_wide) {
+    attend_heads<Bfloat16>(call, first, end);
+    return;
+  }
+#endif
+  attend_heads<Float32>(call, first, end);
 }
 
 }  // namespace

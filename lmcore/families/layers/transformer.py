@@ -216,6 +216,9 @@ def bound_attention(
 ) -> Callable[..., Tensor]:
     """Return the kernel of `attention` for a shape.
 
+    Kernels that take no mask are often the faster ones: where the op may get a mask, another kernel
+    may compute the calls without one.
+
     Args:
         shape: Sizes of the model.
         ops: Binding of ops to kernels.
@@ -223,18 +226,36 @@ def bound_attention(
         causal: True if the kernel hides later keys.
         bias: `score_bias` and `score_bias_gradient`, if the mask is a bias of the scores.
     """
-    op: Callable[..., Tensor] = ops.bind(
-        "attention",
-        head_dim=shape.head_dim,
-        num_attention_heads=shape.num_attention_heads,
-        num_query_groups=shape.num_query_groups,
-        seq_length=shape.max_position_embeddings,
-        causal=causal,
-        masked=masked,
-        dropout=shape.attention_dropout,
-        **bias,
-    )
-    return op
+
+    def bind(*, masked: bool) -> Callable[..., Tensor]:
+        op: Callable[..., Tensor] = ops.bind(
+            "attention",
+            head_dim=shape.head_dim,
+            num_attention_heads=shape.num_attention_heads,
+            num_query_groups=shape.num_query_groups,
+            seq_length=shape.max_position_embeddings,
+            causal=causal,
+            masked=masked,
+            dropout=shape.attention_dropout,
+            **bias,
+        )
+        return op
+
+    op = bind(masked=masked)
+    if not masked or bias:
+        return op
+    plain = bind(masked=False)
+    return op if plain is op else functools.partial(_either, masked=op, plain=plain)
+
+
+def _either(
+    *heads: Tensor,
+    masked: Callable[..., Tensor],
+    plain: Callable[..., Tensor],
+    mask: Tensor | None = None,
+    **options: Any,
+) -> Tensor:
+    return plain(*heads, **options) if mask is None else masked(*heads, mask=mask, **options)
 
 
 class FeedForward(nn.Module):

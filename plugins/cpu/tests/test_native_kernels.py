@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from lmcore.contract.dtype import dtype_name
 from lmcore.contract.op import reference, torch_kernels
 from lmcore_cpu.kernel import activation, few_rows, native, processor, sequence_attention
 from lmcore_cpu.kernel.few_rows import PackedWeight
@@ -238,17 +239,21 @@ SEQUENCES = {
 }
 
 
+@pytest.mark.parametrize("narrow", DTYPES)
 @pytest.mark.parametrize("size", SEQUENCES.values(), ids=SEQUENCES)
 def test_attention_of_sequences(
-    size: tuple[int, ...], give_facts: Callable[..., None], instructions: str
+    size: tuple[int, ...],
+    narrow: torch.dtype,
+    give_facts: Callable[..., None],
+    instructions: str,
 ) -> None:
-    """Output and gradients are nearer to float64's than torch's, or within two roundings of it."""
-    if instructions not in {"amx", "avx512_bf16"}:
-        pytest.skip(f"there is no kernel for {instructions}")
+    """Output and gradients are nearer to float64's than torch's, or within roundings of it."""
     give_facts(instructions=(instructions,))
+    if not processor.facts().attends_sequences(dtype_name(narrow)):
+        pytest.skip(f"there is no kernel for {instructions} and {narrow}")
     batch, heads, groups, queries, keys, channels, causal = size
     given = [
-        numbers(batch, rows, count, channels, seed=seed).bfloat16().transpose(1, 2)
+        numbers(batch, rows, count, channels, seed=seed).to(narrow).transpose(1, 2)
         for seed, (rows, count) in enumerate(
             [(queries, heads), (keys, groups), (keys, groups), (queries, heads)]
         )
@@ -265,23 +270,25 @@ def test_attention_of_sequences(
         return [out.detach(), *(one.grad for one in inputs)]
 
     exact = run(torch_kernels.attention, torch.float64)
-    theirs = run(torch_kernels.attention, torch.bfloat16)
-    found = run(sequence_attention.attention, torch.bfloat16)
+    theirs = run(torch_kernels.attention, narrow)
+    found = run(sequence_attention.attention, narrow)
+    least = 4e-3 if narrow == torch.bfloat16 else 1e-6
     for one, other, truth in zip(found, theirs, exact, strict=True):
-        assert one.dtype == torch.bfloat16
-        assert relative_error(one, truth) < max(1.1 * relative_error(other, truth), 4e-3)
-    again = run(sequence_attention.attention, torch.bfloat16)
+        assert one.dtype == narrow
+        assert relative_error(one, truth) < max(1.1 * relative_error(other, truth), least)
+    again = run(sequence_attention.attention, narrow)
     assert all(torch.equal(*pair) for pair in zip(found, again, strict=True))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("threads", [2, 3])
 def test_attention_of_sequences_has_the_same_bits_with_more_threads_and_samples(
-    threads: int,
+    threads: int, dtype: torch.dtype
 ) -> None:
     """A head's sums depend neither on the number of threads nor on other samples."""
-    if not processor.facts().attends_sequences:
+    if not processor.facts().attends_sequences(dtype_name(dtype)):
         pytest.skip("there is no kernel for this processor")
-    q, k, v = (numbers(3, 4, 90, 64, seed=seed).bfloat16() for seed in range(3))
+    q, k, v = (numbers(3, 4, 90, 64, seed=seed).to(dtype) for seed in range(3))
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
@@ -295,11 +302,12 @@ def test_attention_of_sequences_has_the_same_bits_with_more_threads_and_samples(
         torch.set_num_threads(before)
 
 
-def test_attention_of_sequences_with_an_outlier_and_without_a_number() -> None:
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_attention_of_sequences_with_an_outlier_and_without_a_number(dtype: torch.dtype) -> None:
     """Large scores do not overflow; a NaN reaches the queries that see it, and no others."""
-    if not processor.facts().attends_sequences:
+    if not processor.facts().attends_sequences(dtype_name(dtype)):
         pytest.skip("there is no kernel for this processor")
-    q, k, v = (numbers(1, 1, 80, 32, seed=seed).bfloat16() for seed in range(3))
+    q, k, v = (numbers(1, 1, 80, 32, seed=seed).to(dtype) for seed in range(3))
     large = [one * 300 if one is not v else v for one in (q, k, v)]
     found = sequence_attention.attention(*large, causal=True)
     expected = torch_kernels.attention(*(one.double() for one in large), causal=True)
@@ -318,7 +326,7 @@ def test_what_the_kernel_of_sequences_does_not_compute_goes_another_way() -> Non
     )
     q = numbers(1, 2, 8, 64)
     for given, rest in (
-        ((q, q, q), {}),
+        ((q.double(),) * 3, {}),
         ((q.bfloat16(),) * 3, {"mask": torch.zeros(1, 1, 8, 8, dtype=torch.bool)}),
         ((q.bfloat16()[:, :, -2:], q.bfloat16(), q.bfloat16()), {}),
     ):

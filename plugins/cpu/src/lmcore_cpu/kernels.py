@@ -92,16 +92,16 @@ def _blocked(context: OpContext) -> Reject | None:
 
 
 def _sequences(context: OpContext) -> Reject | None:
-    """Refuse what the kernel of bfloat16 products does not compute."""
+    """Refuse what the kernel of whole sequences does not compute."""
     attributes = context.attributes
-    if context.dtype != "bfloat16":
-        return Reject(f"computes in bfloat16, not {context.dtype}")
+    if context.dtype not in {"float32", "bfloat16"}:
+        return Reject(f"computes in float32 and bfloat16, not {context.dtype}")
     if attributes.get("dropout") or attributes.get("masked"):
         return Reject("is for attention without dropout and without a mask")
     if attributes.get("head_dim", SEQUENCE_CHANNELS) % SEQUENCE_CHANNELS:
         return Reject(f"is for heads of a multiple of {SEQUENCE_CHANNELS} channels")
-    if not facts().attends_sequences:
-        return Reject("there is no compiled kernel for this processor's products of bfloat16")
+    if not facts().attends_sequences(context.dtype):
+        return Reject(f"there is no compiled kernel for {context.dtype} on this processor")
     return None
 
 
@@ -126,18 +126,18 @@ def _uncompiled(context: OpContext) -> Reject | None:
 KERNELS: tuple[OpImpl, ...] = (
     OpImpl(
         "attention",
-        "bfloat16",
+        "native",
         "lmcore_cpu.kernel.sequence_attention:attention",
         priority=16,
-        supports=_eager(_sequences, "bfloat16-compile"),
+        supports=_eager(_sequences, "native-compile"),
         traits=_FUSED,
     ),
     OpImpl(
         "attention",
-        "bfloat16-compile",
+        "native-compile",
         "lmcore_cpu.kernel.beside_compiled:attention",
         priority=16,
-        supports=_compiled(_sequences, "bfloat16"),
+        supports=_compiled(_sequences, "native"),
         traits=_FUSED,
     ),
     OpImpl(

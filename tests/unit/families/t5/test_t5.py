@@ -218,7 +218,7 @@ def kernel(name: str, *traits: str) -> OpImpl:
 
 
 def test_the_kernel_gives_the_gradient_of_the_bias() -> None:
-    """Relative positions bind a kernel that claims it; cross-attention may have any."""
+    """Relative positions bind a kernel that claims it; cross-attention, masked or not, any."""
     impls = [
         kernel("fast"),
         kernel("biased", "score_bias"),
@@ -232,7 +232,7 @@ def test_the_kernel_gives_the_gradient_of_the_bias() -> None:
         (one.chosen, one.context.attributes["causal"], one.context.attributes.get("score_bias"))
         for one in found
     ]
-    assert cases == [("trained", False, True), ("fast", False, None)]
+    assert cases == [("trained", False, True), *[("fast", False, None)] * 2]
     assert dict(found[0].rejected)["biased"] == (
         "gives no gradient of a bias of the scores: it does not claim the trait "
         "`score_bias_gradient`"

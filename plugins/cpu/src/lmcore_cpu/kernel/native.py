@@ -28,7 +28,7 @@ ACTIVATION_COLUMNS = 16
 SEQUENCE_CHANNELS = 32
 """Divisor of the channels of a head in `attend_sequences`."""
 
-_INTERFACE = 6
+_INTERFACE = 7
 """Version of the signatures, also in `native/cpu/module.cpp`; raise both with every change."""
 
 
@@ -95,7 +95,7 @@ class Kernels(Protocol):
         """Attend to whole sequences, or compute gradients: see `SequenceAttention` in C++.
 
         Args:
-            instructions: Instruction set, `amx` or `avx512_bf16`.
+            instructions: Instruction set, not `avx2`; for bfloat16 not `avx512`.
             arrays: Address, first three strides, and whether it is float32, of q, k, v and the
                 output; for gradients also of the gradients of the output, of q, k and v.
             logs: Address of the logarithms of sums, float32.

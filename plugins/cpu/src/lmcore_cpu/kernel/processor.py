@@ -88,10 +88,10 @@ class Facts:
         """True if there are kernels for the processor's matrix units, which take bfloat16."""
         return "amx" in self.instructions
 
-    @property
-    def attends_sequences(self) -> bool:
-        """True if there are kernels for attention of whole sequences, which is in bfloat16."""
-        return not {"amx", "avx512_bf16"}.isdisjoint(self.instructions[:1])
+    def attends_sequences(self, dtype: str) -> bool:
+        """Return True if there are kernels for attention of whole sequences in a dtype."""
+        sets = {"bfloat16": {"amx", "avx512_bf16"}, "float32": {"amx", "avx512_bf16", "avx512"}}
+        return not sets.get(dtype, set()).isdisjoint(self.instructions[:1])
 
     @property
     def kernels(self) -> Kernels | None:
