@@ -37,7 +37,7 @@ from lmcore.data.prepare.mock_data import prepare_mock_data
 from lmcore.data.prepare.named_text import NamedText, bundled_text, prepare_named_text
 from lmcore.data.task.dataset import prepare_task
 from lmcore.data.tokenizer import tokenizer_from
-from lmcore.data.tokenizer.comparison import same_tokens
+from lmcore.data.tokenizer.comparison import same_tokens, token_difference
 from lmcore.data.tokenizer.saved import load_tokenizer
 from lmcore.runtime.launch.rank import RankInfo
 from lmcore.train.resume.corpora import check_same_corpora
@@ -183,7 +183,9 @@ def choose_tokenizer(
     if settings.tokenizer_type is not None:
         named = tokenizer_from(TokenizerSettings.of(settings), extra=extra)
         others = [
-            _made_with_another(prefix, identity, settings, named if of_checkpoint else None)
+            _made_with_another(
+                prefix, identity, settings, named, extra, of_checkpoint=of_checkpoint
+            )
             for prefix, identity in made_with.items()
             if identity is not None and not _fits(named, identity, prefix, extra)
         ]
@@ -447,19 +449,31 @@ def _lacks_sentinels_only(
 
 
 def _made_with_another(
-    prefix: str, made_with: TokenizerIdentity, settings: DataSection, saved: Tokenizer | None
+    prefix: str,
+    made_with: TokenizerIdentity,
+    settings: DataSection,
+    named: Tokenizer,
+    extra: Mapping[str, TokenizerFactory],
+    *,
+    of_checkpoint: bool,
 ) -> ConfigError:
     kind, asked, what = made_with.type, str(settings.tokenizer_type), "this tokenizer"
     hint = f"prepare the dataset again with this run's `{asked}`, or leave `--tokenizer-type` out"
-    if saved is not None:
+    if of_checkpoint:
         what, flags = "the checkpoint's tokenizer", _flags(TokenizerSettings.of(settings))
         hint = f"prepare the dataset again with `{flags}`"
-        if made_with.vocab_size <= saved.vocab_size:  # else it has ids without a row
+        if made_with.vocab_size <= named.vocab_size:  # else it has ids without a row
             flags = _flags(TokenizerSettings.described(made_with.description))
             hint += f"; or add `{flags} --change-tokenizer` to train on its ids as they are"
+    built: Tokenizer | TokenizerIdentity = made_with
+    with contextlib.suppress(LmcoreError):  # its files are gone or have changed
+        built = dataset_tokenizer(made_with, prefix, extra=extra)
+    owners = "the dataset's", "the checkpoint's" if of_checkpoint else "this run's"
+    difference = token_difference(built, named, owners)
     return ConfigError(
         f"`{prefix}` was not prepared with {what}",
-        why=f"its token ids come from {f'another `{kind}`' if kind == asked else f'`{kind}`'}",
+        why=f"its token ids come from {f'another `{kind}`' if kind == asked else f'`{kind}`'}"
+        + (f": {difference}" if difference else ""),
         hint=hint,
     )
 

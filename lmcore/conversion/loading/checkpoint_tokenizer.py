@@ -19,7 +19,7 @@ from lmcore.data.tokenizer import (
     tokenizer_from,
     tokenizer_types,
 )
-from lmcore.data.tokenizer.comparison import may_be_same, same_tokens
+from lmcore.data.tokenizer.comparison import may_be_same, same_tokens, token_difference
 from lmcore.data.tokenizer.saved import load_tokenizer
 from lmcore.model.family import answers_prompts
 
@@ -161,6 +161,9 @@ def _require_recorded(state: ModelState, tokenizer: Tokenizer) -> None:
         given, recorded = (
             f"`{one.name}` of {counted(one.vocab_size, 'id')}" for one in (tokenizer, own)
         )
+        difference = token_difference(own, tokenizer, ("the checkpoint's", "the given tokenizer"))
+        if difference is not None:
+            recorded += f": {difference}"
         raise _not_recorded(state, given, recorded)
 
 

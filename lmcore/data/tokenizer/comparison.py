@@ -7,14 +7,15 @@ selects the embedding of the same token.  Some checkpoints record no more than t
 
 from __future__ import annotations
 
-from lmcore.config.tokenizer import BUILT_IN_TYPES
+from lmcore.base.errors import counted, printable
+from lmcore.config.tokenizer import BUILT_IN_TYPES, TokenizerIdentity
 from lmcore.contract.tokenizer import Tokenizer
 from lmcore.data.tokenizer.bpe_files import byte_alphabet
 from lmcore.data.tokenizer.byte import ByteTokenizer
 from lmcore.data.tokenizer.file_tokenizer import FileTokenizer
 from lmcore.data.tokenizer.gpt2 import GPT2BPETokenizer
 
-__all__ = ["may_be_same", "same_tokens"]
+__all__ = ["may_be_same", "same_tokens", "token_difference"]
 
 _END = "<|endoftext|>"
 _BYTES, _NUMBERS = "ByteTokenizer", "NullTokenizer"
@@ -27,6 +28,8 @@ _SENTENCE_PIECE = frozenset(
     {"GPTSentencePieceTokenizer", "Llama2Tokenizer", "SentencePieceTokenizer"}
 )
 """Types that read a SentencePiece model."""
+_SHOWN = 3
+"""Most tokens that a difference names."""
 
 
 def same_tokens(first: Tokenizer, second: Tokenizer) -> bool:
@@ -41,7 +44,60 @@ def same_tokens(first: Tokenizer, second: Tokenizer) -> bool:
     return one is not None and one == other
 
 
-def _spellings(tokenizer: Tokenizer) -> tuple[str, ...] | None:
+def token_difference(
+    first: Tokenizer | TokenizerIdentity, second: Tokenizer, names: tuple[str, str]
+) -> str | None:
+    """Return what differs between the vocabularies of two tokenizers; None if it is not known.
+
+    Named are the first tokens that only one of them has, else the first token with another id,
+    else the numbers of tokens or the tokens that end a document.
+
+    Args:
+        first: One tokenizer, or its record if it cannot be built.
+        second: The other.
+        names: Nouns for both, such as "the dataset's" and "the checkpoint's".
+    """
+    one, other = _spellings(first), _spellings(second)
+    if one is not None and other is not None:
+        sides = [
+            f"only {name} has {_listed(lacking)}"
+            for name, lacking in zip(
+                names, (_lacking(one, set(other)), _lacking(other, set(one))), strict=True
+            )
+            if lacking
+        ]
+        if sides:
+            return " and ".join(sides)
+        for number, (token, instead) in enumerate(zip(one, other, strict=False)):
+            if token != instead:
+                return f"id {number} is `{token}` in {names[0]} and `{instead}` in {names[1]}"
+    if first.vocab_size != second.vocab_size:
+        return f"{names[0]} has {first.vocab_size:,} tokens and {names[1]} {second.vocab_size:,}"
+    if first.eod != second.eod:
+        ends = [
+            "no id" if tokenizer.eod is None else f"id {tokenizer.eod}"
+            for tokenizer in (first, second)
+        ]
+        return f"{ends[0]} ends a document in {names[0]} and {ends[1]} in {names[1]}"
+    return None
+
+
+def _lacking(tokens: tuple[str, ...], others: set[str]) -> list[str]:
+    """Return the tokens that are not among the others; an id without a token has none."""
+    return [token for token in tokens if token and token not in others]
+
+
+def _listed(tokens: list[str]) -> str:
+    """Return the first of some tokens, as words."""
+    shown = [f"`{printable(token):.40}`" for token in tokens[:_SHOWN]]
+    more = len(tokens) - _SHOWN
+    if more > 0:
+        return f"{', '.join(shown)} and {counted(more, 'other token')}"
+    *most, last = shown
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def _spellings(tokenizer: Tokenizer | TokenizerIdentity) -> tuple[str, ...] | None:
     if isinstance(tokenizer, FileTokenizer):
         return tokenizer.spellings
     if isinstance(tokenizer, GPT2BPETokenizer):

@@ -22,7 +22,7 @@ from lmcore.config.option import DROPOUT, flag_of
 from lmcore.config.tokenizer import TokenizerIdentity, TokenizerSettings
 from lmcore.conversion.native.manifest import UNKNOWN_ORDER, recorded_type
 from lmcore.data.tokenizer import tokenizer_from
-from lmcore.data.tokenizer.comparison import may_be_same, same_tokens
+from lmcore.data.tokenizer.comparison import may_be_same, same_tokens, token_difference
 from lmcore.data.tokenizer.saved import saved_tokenizer_settings
 from lmcore.families.heads.family import CHOICE
 from lmcore.model.family import family_of
@@ -33,6 +33,7 @@ from lmcore.train.resume.schedule import schedule_problem
 if TYPE_CHECKING:
     from lmcore.checkpoint import Manifest
     from lmcore.config.plan import RunPlan
+    from lmcore.data.tokenizer import Tokenizer
     from lmcore.model.shape import ModelShape
 
 logger = logging.getLogger(__name__)
@@ -384,13 +385,16 @@ def tokenizer_problem(plan: RunPlan, checkpoint: Path, manifest: Manifest) -> Co
         return _type_problem(plan, manifest)
     if fingerprint == now.fingerprint:
         return None
-    if _same_tokens(saved, checkpoint, now):
+    both = _both_tokenizers(saved, checkpoint, now)
+    if both is not None and same_tokens(*both):
         return None
+    difference = both and token_difference(*both, ("the checkpoint's", "this run's"))
     kind = part_of(saved, "describe").get("type", "unknown")
     return ConfigError(
         "the tokenizer is not the checkpoint's",
         why=f"checkpoint: `{kind}`; this run: `{now.type}`, "
-        f"{'of other files' if kind == now.type else 'whose token ids have other meanings'}",
+        f"{'of other files' if kind == now.type else 'whose token ids have other meanings'}"
+        + (f": {difference}" if difference else ""),
         hint=f"{_tokenizer_hint(saved, checkpoint)}; `--change-tokenizer` accepts the difference",
     )
 
@@ -408,8 +412,10 @@ def _type_problem(plan: RunPlan, manifest: Manifest) -> ConfigError | None:
     )
 
 
-def _same_tokens(saved: Mapping[str, Any], checkpoint: Path, now: TokenizerIdentity) -> bool:
-    """Return True if the run's tokenizer has the same token for each id as the checkpoint's.
+def _both_tokenizers(
+    saved: Mapping[str, Any], checkpoint: Path, now: TokenizerIdentity
+) -> tuple[Tokenizer, Tokenizer] | None:
+    """Return the tokenizers of a checkpoint and of the run; None if one cannot be built.
 
     Args:
         saved: Record of the tokenizer in the manifest.
@@ -419,13 +425,13 @@ def _same_tokens(saved: Mapping[str, Any], checkpoint: Path, now: TokenizerIdent
     settings = _saved_tokenizer(saved, checkpoint)
     try:
         if settings is None:
-            return False
+            return None
         before = tokenizer_from(settings)
-        is_saved = before.fingerprint() == saved.get("fingerprint")
-        described = TokenizerSettings.described(now.description)
-        return is_saved and same_tokens(before, tokenizer_from(described))
+        if before.fingerprint() != saved.get("fingerprint"):
+            return None
+        return before, tokenizer_from(TokenizerSettings.described(now.description))
     except LmcoreError:  # files are gone, or the type is a plugin's
-        return False
+        return None
 
 
 def _saved_tokenizer(saved: Mapping[str, Any], checkpoint: Path) -> TokenizerSettings | None:

@@ -56,9 +56,18 @@ def test_sentinels_of_the_run_alone(tmp_path: Path) -> None:
     assert main([*prepare, "--output-prefix", f"{tmp_path}/d", "--presplit-sentences"]) == 0
     flags = f"--data-path {tmp_path}/d_text_sentence {' '.join(kind)} --vocab-extra-ids"
     assert choose(f"{flags} 3").vocab_size == choose(f"{flags} 0").vocab_size + 3
-    vocabulary.write_text("\n".join([*words[:-1], "book"]))
-    with pytest.raises(ConfigError, match="was not prepared with this tokenizer"):
-        choose(f"{flags} 3")
+    with pytest.raises(ConfigError, match="was not prepared with this tokenizer") as caught:
+        choose(f"{flags} 0 --no-add-special-tokens")
+    assert str(caught.value.why) == (
+        "its token ids come from another `BertWordPieceLowerCase`: only the dataset's has "
+        "`[BOS]` and `[EOS]`"
+    )
+    vocabulary.write_text("\n".join([*words[:-1], "book", "read"]))
+    with pytest.raises(ConfigError, match="was not prepared with this tokenizer") as caught:
+        choose(f"{flags} 0")
+    assert "the dataset's has 9 tokens and this run's 10" in str(caught.value.why), (
+        "the files that made the dataset have changed"
+    )
 
 
 @pytest.mark.parametrize("tokens, accepted", [(300, True), (200, False)])

@@ -9,6 +9,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
+from lmcore.config.tokenizer import TokenizerIdentity
 from lmcore.data.tokenizer import (
     ByteTokenizer,
     GPT2BPETokenizer,
@@ -17,7 +18,7 @@ from lmcore.data.tokenizer import (
     build_tokenizer,
 )
 from lmcore.data.tokenizer.bpe_files import byte_alphabet
-from lmcore.data.tokenizer.comparison import may_be_same, same_tokens
+from lmcore.data.tokenizer.comparison import may_be_same, same_tokens, token_difference
 
 END = "<|endoftext|>"
 VOCABULARY = {letter: byte for byte, letter in enumerate(byte_alphabet())} | {"he": 256, END: 257}
@@ -55,6 +56,31 @@ def test_types_of_the_same_tokens(tmp_path: Path, bpe: Tokenizer) -> None:
         assert same_tokens(one, bpe)
         assert same_tokens(bpe, one)
     assert same_tokens(*found)
+
+
+def test_what_differs(tmp_path: Path, bpe: Tokenizer) -> None:
+    """Tokens of one alone come first, then another order, then sizes; rules are not compared."""
+    names = "a's", "b's"
+    more = VOCABULARY | {f"[{i}]": 258 + i for i in range(5)}
+    swapped = {**VOCABULARY, "a": VOCABULARY["b"], "b": VOCABULARY["a"]}
+    assert token_difference(bpe, of_files(tmp_path, more), names) == (
+        "only b's has `[0]`, `[1]`, `[2]` and 2 other tokens"
+    )
+    assert token_difference(of_pipeline(tmp_path, "HFTokenizer", end="</s>"), bpe, names) == (
+        f"only a's has `</s>` and only b's has `{END}`"
+    )
+    assert token_difference(bpe, of_files(tmp_path, swapped), names) == (
+        f"id {min(VOCABULARY['a'], VOCABULARY['b'])} is `a` in a's and `b` in b's"
+    )
+    numbers = NullTokenizer(9)
+    assert token_difference(numbers, bpe, names) == (
+        f"a's has {numbers.vocab_size} tokens and b's {bpe.vocab_size}"
+    )
+    record = TokenizerIdentity(bpe.vocab_size, None)
+    assert token_difference(record, bpe, names) == (
+        "no id ends a document in a's and id 257 in b's"
+    )
+    assert token_difference(bpe, bpe, names) is None
 
 
 def test_other_tokens(tmp_path: Path, bpe: Tokenizer) -> None:
