@@ -13,6 +13,7 @@ from typing import Any
 from lmcore.base.errors import ConfigError, nearest
 from lmcore.config.option import INPUT_PATH, Option, flag_of
 from lmcore.config.settings import Provenance
+from lmcore.model.checkpoint_format import subdirectories
 
 __all__ = ["CONTINUE_OPTION", "SETTINGS_NAME", "ContinuedRun", "continue_command", "is_continued"]
 
@@ -98,11 +99,15 @@ class ContinuedRun:
         elif whole.name == _CHECKPOINTS_NAME:
             directory = load / ".."
         run = cls(load, Path(os.path.normpath(directory)))
-        if run.settings_file is None and not (run.directory / _CHECKPOINTS_NAME).is_dir():
+        if not _is_run(run.directory):
+            inside = subdirectories(run.directory, _is_run)
             raise ConfigError(
                 f"{shown}: no run is there",
-                why=f"it has neither `{SETTINGS_NAME}` nor `{_CHECKPOINTS_NAME}`",
-                hint="give the directory that `--save` named; a model of another program starts a "
+                why=f"it has neither `{SETTINGS_NAME}` nor `{_CHECKPOINTS_NAME}`"
+                + (", its subdirectories have" if inside else ""),
+                hint=f"did you mean `{inside[-1]}`?"
+                if inside
+                else "give the directory that `--save` named; a model of another program starts a "
                 "run by `--load`",
             )
         return run
@@ -153,6 +158,11 @@ class ContinuedRun:
         origin = Provenance("flag", CONTINUE_OPTION.flag)
         run = {"load": (str(self.load), origin), "save": (str(self.directory), origin)}
         return [kept, run, *above]
+
+
+def _is_run(directory: Path) -> bool:
+    """Return True if a directory has the settings or the checkpoints of a run."""
+    return (directory / SETTINGS_NAME).is_file() or (directory / _CHECKPOINTS_NAME).is_dir()
 
 
 def is_continued(provenance: Mapping[str, Provenance]) -> bool:

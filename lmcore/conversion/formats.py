@@ -22,6 +22,7 @@ from lmcore.model.checkpoint_format import (
     format_of,
     formats,
     of_absent_plugin,
+    subdirectories,
 )
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ def incomplete(directory: Path) -> CheckpointError | None:
             return problem  # of a damaged checkpoint
     snapshots = directory / "snapshots"
     for inside in (snapshots, directory):  # of the cache of huggingface_hub; of a trainer
-        found = _checkpoints_in(inside)
+        found = subdirectories(inside, format_of)
         if found:
             return CheckpointArgumentError(
                 f"no checkpoint in `{directory}`",
@@ -261,13 +262,3 @@ def _known_format(directory: Path, name: str | None) -> CheckpointFormat:
 
     survey(directory).newest()  # explains the damage
     return formats()["lmcore"]
-
-
-def _checkpoints_in(directory: Path) -> list[Path]:
-    """Return the subdirectories with a checkpoint, the oldest first."""
-    try:
-        entries = [path for path in directory.iterdir() if path.is_dir()][:_MAX_ENTRIES]
-        found = [path for path in entries if format_of(path) is not None]
-        return sorted(found, key=lambda path: path.stat().st_mtime)
-    except OSError:
-        return []

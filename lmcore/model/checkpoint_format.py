@@ -6,6 +6,7 @@ Torch-free: what needs torch is named as `module:object` and loaded when it is u
 from __future__ import annotations
 
 import importlib
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ __all__ = [
     "loaded_formats",
     "named_format",
     "of_absent_plugin",
+    "subdirectories",
 ]
 
 OWN_FORMATS = {
@@ -37,6 +39,7 @@ OWN_FORMATS = {
     "megatron-dist": "lmcore.conversion.megatron.torch_dist:FORMAT",
 }
 """The core's formats by name, in the order in which a directory is compared with them."""
+_MAX_ENTRIES = 1000
 _formats: dict[str, CheckpointFormat] = {}
 
 
@@ -154,3 +157,18 @@ def of_absent_plugin(directory: Path) -> CheckpointArgumentError | None:
     """
     absent = (one for one in KNOWN_PLUGINS if not formats().keys() >= set(one.formats))
     return next((problem for one in absent if (problem := one.unread(directory))), None)
+
+
+def subdirectories(directory: Path, wanted: Callable[[Path], object]) -> list[Path]:
+    """Return the directories in *directory* that may have been meant, the oldest first.
+
+    Args:
+        directory: Directory that a user named; one that cannot be read has none.
+        wanted: Returns a false value for a directory that cannot have been meant.
+    """
+    try:
+        folders = (path for path in directory.iterdir() if path.is_dir())
+        found = [path for path in itertools.islice(folders, _MAX_ENTRIES) if wanted(path)]
+        return sorted(found, key=lambda path: path.stat().st_mtime)
+    except OSError:
+        return []

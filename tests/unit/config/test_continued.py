@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,20 @@ def test_the_directory_of_a_run(run: Path, path: str, load: str) -> None:
     assert (checkpoint.load, checkpoint.save) == (load, "runs/a")
     assert str(loaded.provenance["load"]) == "--continue"
     assert loaded.config.data.data_path == ("runs/a/text",)
+
+
+def test_a_directory_of_runs(run: Path) -> None:
+    """The newest run inside is suggested; other directories are not."""
+    Path("runs/logs").mkdir()
+    Path("runs/b/checkpoints").mkdir(parents=True)
+    os.utime("runs/b", (1, 1))
+    with pytest.raises(ConfigError, match="no run is there") as caught:
+        ContinuedRun.at("runs")
+    assert caught.value.hint == f"did you mean `{run}`?"
+    assert str(caught.value.why).endswith("its subdirectories have")
+    with pytest.raises(ConfigError) as caught:
+        ContinuedRun.at("runs/logs")
+    assert "`--save` named" in str(caught.value.hint)
 
 
 def test_from_within(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
