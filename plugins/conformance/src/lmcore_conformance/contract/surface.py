@@ -86,6 +86,7 @@ PUBLIC_MODULES: Mapping[str, tuple[str, ...]] = {
         "GROUPED_CPU_ATTENTION",
         "TorchCapability",
     ),
+    "lmcore.contract.weight_copies": ("narrow_weight",),
     "lmcore.conversion.state": ("ADAM", "ModelState", "Progress", "WEIGHT", "require_no_problems"),
     "lmcore.evaluation.files": ("Row", "json_rows", "read_text"),
     "lmcore.evaluation.task": ("Choices", "Continued", "Task", "Text", "within"),
@@ -119,6 +120,7 @@ LOADS_TORCH = frozenset(
         "lmcore.contract.activation_saving",
         "lmcore.contract.op.reference",
         "lmcore.contract.op.torch_kernels",
+        "lmcore.contract.weight_copies",
     }
 )
 """Public modules whose import loads torch: for functions that are called in a worker."""

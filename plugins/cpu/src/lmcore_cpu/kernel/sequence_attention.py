@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lmcore.contract.dtype import dtype_name
 from lmcore.contract.op import torch_kernels
 from lmcore.contract.torch_versions import GROUPED_CPU_ATTENTION
 from lmcore_cpu.kernel.native import SEQUENCE_CHANNELS
@@ -114,7 +113,7 @@ def attention(
         or any(one.dtype != given[0].dtype or not one.numel() for one in given)
         or (causal and q_BNSD.shape[2] != k_BKTD.shape[2])
         or q_BNSD.shape[3] % SEQUENCE_CHANNELS
-        or not facts().attends_sequences(dtype_name(given[0].dtype))
+        or not facts().attends_sequences(str(given[0].dtype).removeprefix("torch."))
     ):
         return _fused(q_BNSD, k_BKTD, v_BKTD, causal=causal, dropout=dropout, mask=mask)
     found: Tensor = _Attention.apply(  # type: ignore[no-untyped-call]
