@@ -161,7 +161,9 @@ def _require_recorded(state: ModelState, tokenizer: Tokenizer) -> None:
         given, recorded = (
             f"`{one.name}` of {counted(one.vocab_size, 'id')}" for one in (tokenizer, own)
         )
-        difference = token_difference(own, tokenizer, ("the checkpoint's", "the given tokenizer"))
+        difference = token_difference(
+            own, tokenizer, ("the checkpoint's", "the given tokenizer"), sizes=False
+        )
         if difference is not None:
             recorded += f": {difference}"
         raise _not_recorded(state, given, recorded)

@@ -45,7 +45,11 @@ def same_tokens(first: Tokenizer, second: Tokenizer) -> bool:
 
 
 def token_difference(
-    first: Tokenizer | TokenizerIdentity, second: Tokenizer, names: tuple[str, str]
+    first: Tokenizer | TokenizerIdentity,
+    second: Tokenizer,
+    names: tuple[str, str],
+    *,
+    sizes: bool = True,
 ) -> str | None:
     """Return what differs between the vocabularies of two tokenizers; None if it is not known.
 
@@ -56,6 +60,7 @@ def token_difference(
         first: One tokenizer, or its record if it cannot be built.
         second: The other.
         names: Nouns for both, such as "the dataset's" and "the checkpoint's".
+        sizes: False if the message names the numbers of tokens already.
     """
     one, other = _spellings(first), _spellings(second)
     if one is not None and other is not None:
@@ -70,9 +75,11 @@ def token_difference(
             return " and ".join(sides)
         for number, (token, instead) in enumerate(zip(one, other, strict=False)):
             if token != instead:
-                return f"id {number} is `{token}` in {names[0]} and `{instead}` in {names[1]}"
+                meant, other_meant = (_shown(text) for text in (token, instead))
+                return f"id {number} is {meant} in {names[0]} and {other_meant} in {names[1]}"
     if first.vocab_size != second.vocab_size:
-        return f"{names[0]} has {first.vocab_size:,} tokens and {names[1]} {second.vocab_size:,}"
+        counts = f"{names[0]} has {first.vocab_size:,} tokens and {names[1]} {second.vocab_size:,}"
+        return counts if sizes else None
     if first.eod != second.eod:
         ends = [
             "no id" if tokenizer.eod is None else f"id {tokenizer.eod}"
@@ -87,9 +94,14 @@ def _lacking(tokens: tuple[str, ...], others: set[str]) -> list[str]:
     return [token for token in tokens if token and token not in others]
 
 
+def _shown(token: str) -> str:
+    """Return a token for a message; it may have any characters, or be none."""
+    return f"`{printable(token):.40}`" if token else "no token"
+
+
 def _listed(tokens: list[str]) -> str:
     """Return the first of some tokens, as words."""
-    shown = [f"`{printable(token):.40}`" for token in tokens[:_SHOWN]]
+    shown = [_shown(token) for token in tokens[:_SHOWN]]
     more = len(tokens) - _SHOWN
     if more > 0:
         return f"{', '.join(shown)} and {counted(more, 'other token')}"

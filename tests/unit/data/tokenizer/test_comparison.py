@@ -76,6 +76,7 @@ def test_what_differs(tmp_path: Path, bpe: Tokenizer) -> None:
     assert token_difference(numbers, bpe, names) == (
         f"a's has {numbers.vocab_size} tokens and b's {bpe.vocab_size}"
     )
+    assert token_difference(numbers, bpe, names, sizes=False) is None
     record = TokenizerIdentity(bpe.vocab_size, None)
     assert token_difference(record, bpe, names) == (
         "no id ends a document in a's and id 257 in b's"
