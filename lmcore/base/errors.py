@@ -25,7 +25,9 @@ __all__ = [
     "OtherRankError",
     "PluginError",
     "RunError",
+    "begun",
     "counted",
+    "did_you_mean",
     "host_memory",
     "nearest",
     "printable",
@@ -37,6 +39,10 @@ __all__ = [
 _CONTROLS = [code for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"]
 _VISIBLE = dict.fromkeys(_CONTROLS, "\N{REPLACEMENT CHARACTER}")
 _WORD = re.compile(r"[^\W_]+")
+_LEAST_BEGINNING = 2
+"""Number of letters of a beginning for which names are suggested, at least."""
+_MOST_BEGUN = 5
+"""Number of names that are suggested for a beginning, at most."""
 
 
 class LmcoreError(Exception):
@@ -273,11 +279,39 @@ def unreadable(error: OSError | ValueError) -> str:
     return reason or str(error) or type(error).__name__
 
 
+def begun(name: str, choices: Iterable[str]) -> list[str]:
+    """Return the choices that begin with *name*, sorted; the first ones if there are many."""
+    return sorted(choice for choice in choices if choice.startswith(name))[:_MOST_BEGUN]
+
+
+def did_you_mean(names: Sequence[str]) -> str:
+    """Return the question whether one of *names* is meant: "did you mean `a` or `b`?"."""
+    *most, last = [f"`{name}`" for name in names]
+    return f"did you mean {', '.join(most)} or {last}?" if most else f"did you mean {last}?"
+
+
 def suggestion(name: str, choices: Iterable[str]) -> str:
-    """Return a hint for an unknown *name*: the nearest choice, then all of them (up to 20)."""
+    """Return a hint for an unknown *name*: the nearest choices, then all of them (up to 20).
+
+    If no choice is similar as a whole, those are suggested whose first words *name* is, or is a
+    slip for: `gtp2` for `gpt2-124m` and `gpt2-345m`.
+    """
     known = sorted({*choices})
     close = nearest(name, known)
-    meant = f"did you mean `{close}`? " if close else ""
+    names = [close] if close else _begun_by_slip(name, known)
+    meant = f"{did_you_mean(names)} " if names else ""
     shown = ", ".join(f"`{choice}`" for choice in known[:20])
     more = f" and {len(known) - 20} more" if len(known) > 20 else ""
     return f"{meant}known: {shown}{more}" if known else f"{meant}none are known"
+
+
+def _begun_by_slip(name: str, choices: Sequence[str]) -> list[str]:
+    """Return the choices whose first words, parted by hyphens, are *name* or a slip away."""
+    if len(name) < _LEAST_BEGINNING:
+        return []
+    if found := begun(name, choices):
+        return found
+    words = name.count("-") + 1
+    beginnings = {choice: "-".join(choice.split("-")[:words]) for choice in choices}
+    close = nearest(name, sorted({*beginnings.values()}))
+    return [choice for choice, start in beginnings.items() if start == close][:_MOST_BEGUN]

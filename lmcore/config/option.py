@@ -16,7 +16,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lmcore.base.errors import ConfigError, suggestion
+from lmcore.base.errors import ConfigError, did_you_mean, nearest, suggestion
 from lmcore.config.need import Need
 
 __all__ = [
@@ -289,7 +289,11 @@ class Option:
             if hint := (self.refused or {}).get(str(value).lower()):
                 raise ConfigError(f"{where}: not supported", hint=hint)
             if value not in self.choices and not (self.form and ":" in value):
-                raise ConfigError(f"{where}: unknown choice", hint=suggestion(value, self.choices))
+                hint = suggestion(value, self.choices)
+                alias = nearest(value, self.aliases or ())
+                if alias is not None and nearest(value, self.choices) is None:
+                    hint = f"{did_you_mean([alias])} {suggestion('', self.choices)}"
+                raise ConfigError(f"{where}: unknown choice", hint=hint)
             return
         if self.type not in (int, float):
             return

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lmcore.base.errors import ConfigError, LmcoreError, nearest
+from lmcore.base.errors import ConfigError, LmcoreError, begun, did_you_mean, nearest
 from lmcore.config.option import Option
 from lmcore.config.options.parsed_flags import ParsedFlags
 
@@ -66,8 +66,6 @@ _SYNONYMS = {
 
 _LEAST_BEGINNING = 2
 """Number of letters of the beginning of a flag for which flags are suggested, at least."""
-_MOST_BEGUN = 5
-"""Number of flags that are suggested for a beginning, at most."""
 _SWITCH_WORDS = frozenset({"true", "false", "yes", "no", "on", "off"})
 _FLAG_IN_TEXT = re.compile(r"--[a-z][a-z0-9-]+")
 
@@ -368,12 +366,10 @@ class _Parser:
         known = [flag for flag in known if flag.startswith("--no-") == negative]
         name = name if name.startswith("--") else f"-{name}"
         close = nearest(name, known)
-        begun = self._begun(name)
-        if begun and close not in renamed:
+        longer = self._begun(name)
+        if longer and close not in renamed:
             others = [] if close is None or close.startswith(name) else [close]
-            *most, last = [f"`{flag}`" for flag in (*others, *begun)]
-            listed = f"{', '.join(most)} or {last}" if most else last
-            return f"did you mean {listed}?"
+            return did_you_mean([*others, *longer])
         if close is None:
             return None
         here = f", which is `{renamed[close]}` here" if close in renamed else ""
@@ -385,7 +381,7 @@ class _Parser:
         if len(stem) < _LEAST_BEGINNING:
             return []
         flags = self.negated if name.startswith("--no-") else self.by_flag
-        return sorted(flag for flag in flags if flag.startswith(name))[:_MOST_BEGUN]
+        return begun(name, flags)
 
     def convert(self) -> tuple[dict[str, Any], dict[str, str]]:
         """Return values and texts by option name; add conflicts and wrong types to the problems."""

@@ -41,6 +41,24 @@ def test_each_choice_is_listed_once() -> None:
     assert suggestion("x", ["ask", "data", "ask"]) == "known: `ask`, `data`"
 
 
+@pytest.mark.parametrize(
+    "name, meant",
+    [
+        ("gtp2", "did you mean `gpt2-124m` or `gpt2-345m`? "),
+        ("gpt2", "did you mean `gpt2-124m` or `gpt2-345m`? "),
+        ("gtp2-124m", "did you mean `gpt2-124m`? "),
+        ("adma", "did you mean `adam`? "),
+        ("g", ""),
+        ("resnet", ""),
+    ],
+)
+def test_a_slip_for_a_beginning(name: str, meant: str) -> None:
+    """Names with the beginning are suggested if none is similar as a whole."""
+    choices = ["adam", "bert-base", "gpt2-124m", "gpt2-345m"]
+    listed = "known: `adam`, `bert-base`, `gpt2-124m`, `gpt2-345m`"
+    assert suggestion(name, choices) == f"{meant}{listed}"
+
+
 def test_reason_of_an_unreadable_file(tmp_path: Path) -> None:
     """It is in words, without the number of the error and the path, which the message names."""
     with pytest.raises(FileNotFoundError) as missing:

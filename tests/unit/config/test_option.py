@@ -167,3 +167,11 @@ def test_own_options_come_before_shared_ones() -> None:
     assert [one.name for one in found] == ["name", "size", "file"]
     assert found[1].default == 2
     assert found[1].help == "Another size."
+
+
+@pytest.mark.parametrize("value, meant", [("smoe", "some"), ("anyy", "any")])
+def test_a_misspelt_choice(value: str, meant: str) -> None:
+    """The nearest choice or alias is suggested; choices alone are listed."""
+    with pytest.raises(ConfigError, match="unknown choice") as caught:
+        convert("kind", value)
+    assert caught.value.hint == f"did you mean `{meant}`? known: `none`, `some`"
