@@ -207,6 +207,12 @@ def _command(words: Sequence[str], profile: JobProfile, kind: str) -> JobCommand
             hint="give a file of settings or options of `lmcore train`, or another command of "
             "lmcore with its arguments, after the flags of `lmcore launch`",
         )
+    if Path(words[0]).name == "lmcore":
+        raise ConfigError(
+            f"the command to launch begins with `{words[0]}`",
+            why="the job starts a command of lmcore, given without the word `lmcore`",
+            hint=f"write `lmcore launch {kind} ... {shlex.join(words[1:]) or 'train ...'}`",
+        )
     name = words[0] if words[0] in known_commands() and words[0] != "launch" else "train"
     given = tuple(words) if words[0] == name else ("train", *words)
     several = profile.nodes != 1 or (profile.processes_per_node or 1) > 1

@@ -6,8 +6,10 @@ from the first characters, for Parquet and Arrow from the first bytes, with any 
 
 from __future__ import annotations
 
+import difflib
 import errno
 import glob
+import itertools
 import logging
 import os
 from collections import Counter
@@ -16,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast, get_args
 
-from lmcore.base.errors import ConfigError, DataError, counted, suggestion
+from lmcore.base.errors import ConfigError, DataError, counted, suggestion, unreadable
 from lmcore.config.corpus import COMPRESSED
 from lmcore.data.input.compression import BOM, STDIN, open_text, refuse_device
 
@@ -58,6 +60,7 @@ _PEEK_BYTES = 1 << 12
 _ABOUT_DATA = {"LICENSE", "LICENCE", "COPYING", "NOTICE", "CHANGELOG", "CITATION"}
 """Names, without endings, of files that describe a directory of data, besides README."""
 _SHOWN_SKIPPED = 5
+_MOST_NAMES = 10_000
 
 
 @dataclass(frozen=True)
@@ -163,8 +166,35 @@ def _matches(pattern: str, chosen: Format | None, *, report: bool) -> list[str]:
     if files:
         return files
     if glob.has_magic(pattern):
-        raise DataError(f"no file matches `{pattern}`")
+        raise _no_match(pattern)
     raise DataError(f"no such file: `{pattern}`", hint="check the path")
+
+
+def _no_match(pattern: str) -> DataError:
+    """Return the error for a pattern without a match: where was searched, and what is there."""
+    parts = Path(pattern).parts
+    fixed = list(itertools.takewhile(lambda part: not glob.has_magic(part), parts))
+    directory = Path(*fixed)
+    shown = os.path.abspath(directory)  # noqa: PTH100 - links keep their names
+    if pattern.startswith("~") or "{" in pattern or "$" in pattern:
+        hint = "leave `~`, `$` and `{a,b}` outside quotes: the shell expands them, lmcore does not"
+    else:
+        hint = "check the pattern; `*`, `?` and `[...]` are expanded by lmcore, within quotes too"
+    if not directory.is_dir():
+        return DataError(
+            f"no file matches `{pattern}`", why=f"there is no directory `{shown}`", hint=hint
+        )
+    try:
+        names = sorted(path.name for path in itertools.islice(directory.iterdir(), _MOST_NAMES))
+    except OSError as error:
+        why = f"`{shown}` cannot be read: {unreadable(error)}"
+        return DataError(f"no file matches `{pattern}`", why=why, hint=hint)
+    close = difflib.get_close_matches(parts[len(fixed)], names, n=3, cutoff=0.5)
+    if close:
+        why = f"the nearest names in `{shown}`: {', '.join(f'`{name}`' for name in close)}"
+    else:
+        why = f"no name in `{shown}` is similar" if names else f"`{shown}` is empty"
+    return DataError(f"no file matches `{pattern}`", why=why, hint=hint)
 
 
 def _named_format(path: str) -> Format | None:

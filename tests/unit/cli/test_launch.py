@@ -413,3 +413,19 @@ def test_settings_of_the_example() -> None:
     assert (optimizer.adam_beta1, optimizer.adam_beta2) == (0.9, 0.95)
     assert config.training.train_samples // config.training.global_batch_size == 508_626
     assert config.logging.log_interval == 1
+
+
+@pytest.mark.parametrize("kind", ["local", "hostfile", "slurm", "pbs", "k8s"])
+@pytest.mark.parametrize("program", ["lmcore", "/venv/bin/lmcore"])
+def test_the_command_is_given_without_lmcore(
+    kind: str, program: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The error says so and shows the command without it, for each kind of job."""
+    (tmp_path / "hosts").write_text("one slots=1\n")
+    flags = {"hostfile": ["--hostfile", f"{tmp_path}/hosts"], "k8s": ["--container", "a"]}
+    argv = [*flags.get(kind, []), "--", program, "train", "run.yaml"]
+    assert main(["launch", kind, *argv]) == 2
+    said = capsys.readouterr().err
+    assert f"error: the command to launch begins with `{program}`" in said
+    assert f"hint: write `lmcore launch {kind} ... train run.yaml`" in said
+    assert "cannot read the file" not in said

@@ -32,6 +32,26 @@ def test_input_that_is_not_there_is_named(tmp_path, name, message):
         resolve_inputs([str(tmp_path / name)])
 
 
+@pytest.mark.parametrize(
+    "pattern, why, hint",
+    [
+        ("wev*.jsonl", "nearest names in `{}`: `web-1.jsonl`", "check the pattern"),
+        ("*.parquet", "no name in `{}` is similar", "check the pattern"),
+        ("empty/*.jsonl", "`{}/empty` is empty", "check the pattern"),
+        ("gone/*.jsonl", "there is no directory `{}/gone`", "check the pattern"),
+        ("{{a,b}}*.csv", "`{}`", "the shell expands them"),
+    ],
+)
+def test_a_pattern_without_a_match(tmp_path, pattern, why, hint):
+    """The error names the directory that was searched and the nearest names in it."""
+    (tmp_path / "web-1.jsonl").write_text("")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError) as caught:
+        resolve_inputs([f"{tmp_path}/{pattern.format()}"])
+    assert why.format(tmp_path) in caught.value.why
+    assert hint in caught.value.hint
+
+
 def test_no_input_is_an_error():
     """An empty list of inputs is an error."""
     with pytest.raises(DataError, match="no input"):
