@@ -20,6 +20,8 @@ import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from step_gradients import StepGradients
+
 from layouts.steps import STEPS
 from layouts.stored import store
 from lmcore.config.derived.data_source import TaskData
@@ -313,17 +315,13 @@ def run(plan: RunPlan, runtime: Runtime, *, twice: bool = False) -> dict[str, An
             data_parallel_size=plan.layout.data,
             collation=collation,
         ) as batches:
+            kept = StepGradients(state)
             for number in range(steps):
                 result = engine.step(batches).result()
                 replicas.check()
                 results.append((result.loss, result.grad_norm))
                 if number == 0:
-                    local = {
-                        name: tensor.grad
-                        for name, tensor in state.parallel.named_parameters()
-                        if tensor.grad is not None
-                    }
-                    gradients = pieces(state, local)
+                    gradients = pieces(state, kept.of_step())
         weights = pieces(state, dict(state.parallel.named_parameters()))
         count = sum(p.numel() for p in state.model.parameters())
         return {"steps": results, "grads": gradients, "weights": weights, "count": count}

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from step_gradients import StepGradients
 
 from lmcore.data.loading.loader import BatchLoader
 from lmcore.families.gpt.family import GPT
@@ -30,7 +31,7 @@ def loader(plan: Any, corpus: Any, state: Any) -> BatchLoader:
 
 @pytest.fixture
 def one_step(make_plan: Any, make_datasets: Any, make_state: Any, runtime: Any) -> Any:
-    """Takes so many steps with these flags; returns state, results and the gradients left."""
+    """Takes so many steps with these flags; returns state, results and the last gradients."""
 
     def take(flags: str, steps: int = 1, change: Any = None) -> Any:
         plan = make_plan(flags)
@@ -39,9 +40,10 @@ def one_step(make_plan: Any, make_datasets: Any, make_state: Any, runtime: Any) 
             change(state)
         step = TrainStep(state, plan, runtime)
         with loader(plan, make_datasets(plan), state) as batches:
-            results = [step(batches).result() for _ in range(steps)]
-        grads = {n: p.grad.clone() for n, p in state.model.named_parameters()}
-        return state, results, grads
+            results = [step(batches).result() for _ in range(steps - 1)]
+            kept = StepGradients(state)
+            results.append(step(batches).result())
+        return state, results, kept.of_step()
 
     return take
 

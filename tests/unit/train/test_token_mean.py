@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from step_gradients import StepGradients
 
 from lmcore.base.errors import DataError
 from lmcore.data.loading.batch import Batch
@@ -44,13 +45,14 @@ def whole(parts: Iterator[Batch]) -> Batch:
 
 @pytest.fixture
 def take(make_plan: Any, make_state: Any, runtime: Any) -> Any:
-    """Takes a step with micro-batches, and returns the result and the gradients left."""
+    """Takes a step with micro-batches, and returns the result and the gradients."""
 
     def go(flags: str, parts: Iterator[Batch]) -> Any:
         plan = make_plan(f"--global-batch-size 4 {flags}")
         state = make_state(plan)
+        kept = StepGradients(state)
         result = TrainStep(state, plan, runtime)(parts).result()
-        return result, {name: p.grad for name, p in state.parallel.named_parameters()}
+        return result, kept.of_step()
 
     return go
 
