@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,21 +14,34 @@ COMPILER = shutil.which("g++") or shutil.which("clang++")
 LLAMA = "--normalization RMSNorm --swiglu --disable-bias-linear --position-embedding-type rope"
 
 
+@pytest.fixture
+def eager_and_compiled(start: Any, train: Any, tmp_path: Any) -> Callable[[str], tuple[Any, Any]]:
+    """Runs the same flags without and with `--compile`."""
+
+    def run(flags: str) -> tuple[Any, Any]:
+        eager = train("eager", flags)
+        assert eager.status == 0, eager.err
+        process = start("compiled", f"{flags} --compile")
+        _, err = process.communicate(timeout=280)
+        assert process.returncode == 0, err
+        compiled = type(eager)(0, "", err, tmp_path / "compiled")
+        assert len(compiled.rows) == len(eager.rows)
+        return eager, compiled
+
+    return run
+
+
 @pytest.mark.full  # two more runs that compile
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler here")
 @pytest.mark.parametrize("more", ["", LLAMA], ids=["gpt", "llama"])
-def test_equals_eager_in_bf16(start: Any, train: Any, tmp_path: Any, more: str) -> None:
+def test_equals_eager_in_bf16(eager_and_compiled: Any, more: str) -> None:
     """The losses of a compiled run are the eager run's within the rounding of bf16."""
     sizes = "--num-layers 2 --hidden-size 64 --num-attention-heads 2 --ffn-hidden-size 128"
-    flags = f"--train-iters 6 {sizes} --lr 1e-3 --precision bf16 {more}"
-    eager = train("eager", flags)
-    assert eager.status == 0, eager.err
-    process = start("compiled", f"{flags} --compile")
-    _, err = process.communicate(timeout=280)
-    assert process.returncode == 0, err
-    compiled = type(eager)(0, "", err, tmp_path / "compiled")
+    eager, compiled = eager_and_compiled(
+        f"--train-iters 6 {sizes} --lr 1e-3 --precision bf16 {more}"
+    )
     assert len(compiled.rows) == 6
     for one, other in zip(eager.rows, compiled.rows, strict=True):
         assert other["loss"] == pytest.approx(one["loss"], abs=2e-3)
@@ -37,14 +51,9 @@ def test_equals_eager_in_bf16(start: Any, train: Any, tmp_path: Any, more: str) 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler here")
-def test_equals_eager(start: Any, train: Any, tmp_path: Any) -> None:
+def test_equals_eager(eager_and_compiled: Any) -> None:
     """The losses of a compiled run are the eager run's to 1e-5, and so are its weights."""
-    flags = "--train-iters 4 --num-layers 1 --lr 1e-3"
-    eager = train("eager", flags)
-    process = start("compiled", f"{flags} --compile")
-    _, err = process.communicate(timeout=280)
-    assert process.returncode == 0, err
-    compiled = type(eager)(0, "", err, tmp_path / "compiled")
+    eager, compiled = eager_and_compiled("--train-iters 4 --num-layers 1 --lr 1e-3")
     assert len(compiled.rows) == 4
     for one, other in zip(eager.rows, compiled.rows, strict=True):
         assert other["loss"] == pytest.approx(one["loss"], abs=1e-5)
@@ -54,7 +63,7 @@ def test_equals_eager(start: Any, train: Any, tmp_path: Any) -> None:
         *[(False, True)] * 3,
     ]
     assert compiled.summary["compiling_steps"] == 1
-    assert "compile   the first step took" in err
+    assert "compile   the first step took" in compiled.err
     weights = compiled.saved()
     for name, tensor in eager.saved().items():
         if name.startswith("model."):
