@@ -46,6 +46,8 @@ repeated.
   lmcore launch {kind} --profile cluster.yaml train run.yaml --save runs/a
   lmcore launch {kind} --profile cluster.yaml --output job{suffix} run.yaml --save runs/a
   lmcore launch {kind} --profile cluster.yaml --submit run.yaml --save runs/a"""
+_MODULES = frozenset({"lmcore", "lmcore.cli.main"})
+"""Modules that `python -m` runs as lmcore."""
 _SEVERAL = frozenset({"train", "run", "evaluate"})
 """Commands that several processes may share."""
 _ON_NODES = frozenset({"train", "run"})
@@ -207,11 +209,12 @@ def _command(words: Sequence[str], profile: JobProfile, kind: str) -> JobCommand
             hint="give a file of settings or options of `lmcore train`, or another command of "
             "lmcore with its arguments, after the flags of `lmcore launch`",
         )
-    if Path(words[0]).name == "lmcore":
+    if program := _program(words):
+        own = words[len(program) :]
         raise ConfigError(
-            f"the command to launch begins with `{words[0]}`",
+            f"the command to launch begins with `{shlex.join(program)}`",
             why="the job starts a command of lmcore, given without the word `lmcore`",
-            hint=f"write `lmcore launch {kind} ... {shlex.join(words[1:]) or 'train ...'}`",
+            hint=f"write `lmcore launch {kind} ... {shlex.join(own) or 'train ...'}`",
         )
     name = words[0] if words[0] in known_commands() and words[0] != "launch" else "train"
     given = tuple(words) if words[0] == name else ("train", *words)
@@ -228,6 +231,22 @@ def _command(words: Sequence[str], profile: JobProfile, kind: str) -> JobCommand
         return JobCommand(given, device=parse_flags(given[1:], device).values.get("device"))
     _refuse_late_flags(given, kind)
     return _training(given, profile, is_here=kind == "local")
+
+
+def _program(words: Sequence[str]) -> Sequence[str]:
+    """Return the first words up to lmcore itself, as in `python -m lmcore train`; else none.
+
+    The path of the program further on may be a value, unless one of its commands follows.
+    """
+    commands = known_commands()
+    if words[0] in commands or words[0].startswith("-"):
+        return ()
+    for index, word in enumerate(words):
+        is_module = word in _MODULES and index > 0 and words[index - 1] == "-m"
+        is_command = index == 0 or (index + 1 < len(words) and words[index + 1] in commands)
+        if is_module or (is_command and Path(word).name == "lmcore"):
+            return words[: index + 1]
+    return ()
 
 
 def _refuse_late_flags(words: Sequence[str], kind: str) -> None:

@@ -416,16 +416,33 @@ def test_settings_of_the_example() -> None:
 
 
 @pytest.mark.parametrize("kind", ["local", "hostfile", "slurm", "pbs", "k8s"])
-@pytest.mark.parametrize("program", ["lmcore", "/venv/bin/lmcore"])
+@pytest.mark.parametrize(
+    "program",
+    [
+        *("lmcore", "/venv/bin/lmcore", "python -m lmcore", "/usr/bin/python3 -u -m lmcore"),
+        *("python3 -m lmcore.cli.main", "python bin/lmcore", "env A=1 lmcore"),
+        "torchrun --nproc-per-node 2 -m lmcore",
+    ],
+)
 def test_the_command_is_given_without_lmcore(
     kind: str, program: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     """The error says so and shows the command without it, for each kind of job."""
     (tmp_path / "hosts").write_text("one slots=1\n")
     flags = {"hostfile": ["--hostfile", f"{tmp_path}/hosts"], "k8s": ["--container", "a"]}
-    argv = [*flags.get(kind, []), "--", program, "train", "run.yaml"]
+    argv = [*flags.get(kind, []), "--", *program.split(), "train", "run.yaml"]
     assert main(["launch", kind, *argv]) == 2
     said = capsys.readouterr().err
     assert f"error: the command to launch begins with `{program}`" in said
     assert f"hint: write `lmcore launch {kind} ... train run.yaml`" in said
     assert "cannot read the file" not in said
+
+
+def test_a_path_that_ends_with_lmcore_is_a_value(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the program before the command is refused."""
+    monkeypatch.chdir(tmp_path)
+    Path("run.yaml").write_text("training:\n  train_iters: 1\n")
+    assert main(["launch", "local", "run.yaml", "--save", "runs/lmcore"]) == 0
+    assert "lmcore train run.yaml --save runs/lmcore" in capsys.readouterr().out
