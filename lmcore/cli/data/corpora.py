@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmcore.base.errors import ConfigError, LmcoreError, counted
+from lmcore.cli.data.training_command import training_command
 from lmcore.cli.text.terminal import size_text
 from lmcore.config.file.corpora_file import found_corpora_file, read_corpora
 from lmcore.config.option import CORPORA, INPUT_PATH, option
@@ -91,9 +93,22 @@ def run(argv: list[str]) -> int:
         summary = [f"  {row['summary']}"] if row["summary"] else []
         lines += [row["name"], *summary, f"  {size}, of {owner}: {row['path']}"]
     named = next((row["name"] for row in rows if row.get("problem", "no") is None), None)
-    following = f"--train-data {named}" if named else f"--corpus {list(texts)[-1]}"
-    print("\n".join([*lines, "", f"next: lmcore train {following}"]))
+    following = f"lmcore train --corpus {list(texts)[-1]}"
+    if named is not None:
+        given = f" --corpora {shlex.join(section.corpora)}" if section.corpora else ""
+        following = _training(corpora[named], f"--train-data {named}{given}")
+    print("\n".join([*lines, "", f"next: {following}"]))
     return 0
+
+
+def _training(corpus: Corpus, data: str) -> str:
+    """Return the command that trains on a corpus; documents are counted only where files are."""
+    from lmcore.data.prepare.corpus import corpus_files
+
+    files = corpus_files(corpus)
+    if corpus.document_per == "file" and all(file.format == "text" for file in files):
+        return training_command(data, len(files))
+    return f"lmcore train {data}"
 
 
 def _cache(section: CorporaSection) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from lmcore.base.errors import ConfigError, counted, printable
 from lmcore.base.signals import clean_termination
+from lmcore.cli.data.training_command import training_command
 from lmcore.cli.text.terminal import size_text
 from lmcore.config.option import REQUIRED, option
 from lmcore.config.options.command_line import parse_section
@@ -92,6 +93,11 @@ def _summary(report: MergeReport) -> str:
 
 
 def _next(report: MergeReport) -> str:
-    """Return the command for the merged dataset; GPT and Llama do not train on sentences."""
+    """Return the command for the merged dataset; GPT and Llama do not train on sentences.
+
+    Training takes the tokenizer from the dataset's record, which it has if all merged ones do.
+    """
     prefix, split = shlex.quote(report.prefix), report.sequences > report.documents
-    return f"lmcore data inspect {prefix}" if split else f"lmcore train --data-path {prefix}"
+    if split or not report.metadata:
+        return f"lmcore data inspect {prefix}"
+    return training_command(f"--data-path {prefix}", report.documents)

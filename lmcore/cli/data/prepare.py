@@ -13,6 +13,7 @@ from lmcore.base.errors import ConfigError, LmcoreError, counted, printable
 from lmcore.base.signals import clean_termination
 from lmcore.cli.data.input_options import input_options, sentence_options
 from lmcore.cli.data.prepare_section import PrepareSection
+from lmcore.cli.data.training_command import training_command
 from lmcore.cli.text.progress import ProgressLine
 from lmcore.cli.text.terminal import counts_text, size_text, speed_text
 from lmcore.config.options.command_line import parse_section
@@ -193,7 +194,8 @@ def _next(report: PrepareReport, request: PrepareRequest) -> str:
             "the same command with `--join-partitions` instead of `--partition "
             f"{request.partition}`{others if request.partitions > 1 else ''}"
         )
-    prefix = shlex.quote(report.outputs[0].prefix)
+    output = report.outputs[0]
+    prefix = shlex.quote(output.prefix)
     if request.splitter is not None:
         return (
             f"lmcore data inspect {prefix}\n"
@@ -201,4 +203,4 @@ def _next(report: PrepareReport, request: PrepareRequest) -> str:
             "`ict`,\nor `t5` with `--vocab-extra-ids`; GPT and Llama take documents that are not "
             "split"
         )
-    return f"lmcore train --data-path {prefix}"
+    return training_command(f"--data-path {prefix}", output.documents)

@@ -18,6 +18,8 @@ import pytest
 
 from lmcore.base.errors import ConfigError, DataError
 from lmcore.cli.data import run
+from lmcore.cli.data.training_command import training_command
+from lmcore.cli.main import main
 from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.prepare.run import PrepareProgress
 
@@ -93,6 +95,28 @@ def test_next_command_can_be_pasted(corpus: Path, capsys: pytest.CaptureFixture[
     run(["prepare", "--input", "corpus.jsonl", "--output-prefix", "my text/out", *BYTES])
     out = capsys.readouterr().out
     assert "next: lmcore train --data-path 'my text/out_text_document'" in out
+
+
+SMALL = "--num-layers 1 --hidden-size 16 --num-attention-heads 1 --seq-length 32 --train-iters 1"
+
+
+def test_next_command_trains_on_a_book(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One text file is one document, which nothing divides: the command works as it is printed."""
+    Path("book.txt").write_text("The whale.\n\nIt dives.\n" * 9)
+    run(["prepare", "--input", "book.txt", "--output-prefix", "my book", *BYTES])
+    out = capsys.readouterr().out
+    printed = out.rpartition("next: lmcore ")[2].splitlines()
+    assert "--document-per paragraph" in printed[1]
+    flags = [*SMALL.split(), "--device", "cpu", "--progress", "none"]
+    assert main([*shlex.split(printed[0]), *flags]) == 0
+
+
+@pytest.mark.parametrize("documents, divides", [(1, False), (16, False), (17, True)])
+def test_few_documents_train_without_validation(documents: int, divides: bool) -> None:
+    """The default split of 17 documents is 16 and 1; of 16 it is 16 and none."""
+    command = training_command("--data-path X", documents)
+    assert command.startswith("lmcore train --data-path X")
+    assert ("--eval-iters 0" not in command) == divides
 
 
 def test_sentences_are_not_for_training(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import time
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,15 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert "gone\n  no file matches `b*.gz`, of corpora.yaml:1: b*.gz\n" in out
     assert "web\n  Pages.\n  1 file, 14 bytes, of corpora.yaml:2: a.jsonl\n" in out
     assert out.endswith("next: lmcore train --train-data web\n")
+
+
+def test_next_command_of_a_book(capsys: pytest.CaptureFixture[str]) -> None:
+    """The command names the corpora that flags gave, and does not divide a single document."""
+    Path("my book.txt").write_text("A whale.\n\nIt dives.\n", "utf-8")
+    run(["--corpora", "book=my book.txt"])
+    (printed,) = [one for one in capsys.readouterr().out.splitlines() if one.startswith("next: ")]
+    words = ["--train-data", "book", "--corpora", "book=my book.txt", "--eval-iters", "0"]
+    assert shlex.split(printed) == ["next:", "lmcore", "train", *words]
 
 
 def test_other_sources(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

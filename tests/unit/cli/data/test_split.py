@@ -30,7 +30,8 @@ def test_merge(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["merge", "--input", f"{folder}/data", "--output-prefix", f"{folder}/one"]) == 0
     captured = capsys.readouterr().out
     assert "2 datasets, 6 documents, 6 tokens of uint16" in captured
-    assert f"next: lmcore train --data-path {folder}/one" in captured
+    # Without a record of the tokenizer no run takes it.
+    assert f"next: lmcore data inspect {folder}/one\n" in captured
     named = [f"{folder}/data/a.idx", f"{folder}/data/b.bin"]
     run(["merge", "--datasets", *named, "--output-prefix", f"{folder}/two", "--json"])
     assert json.loads(capsys.readouterr().out)["documents"] == 6
