@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,9 @@ _MAX_PIPELINE_BYTES = 512 * 1024 * 1024
 MAX_CONFIG_BYTES = 32 * 1024 * 1024
 _MAX_TEMPLATES = 64
 _ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+_DECODER = "added_tokens_decoder"
+_OPTIONS = ("add_prefix_space", "do_lower_case", "strip_accents", "tokenize_chinese_chars")
+_GENERAL_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 # A file of each other layout, and the tokenizer type that reads it.
 _OTHER_LAYOUTS = {
     "merges.txt": "`--tokenizer-type GPT2BPETokenizer` reads its `vocab.json` and `merges.txt`",
@@ -70,6 +73,8 @@ class PretrainedFiles:
         added: tokens that the configuration adds, in order of their ids.
         add_bos: texts begin with bos; None: the pipeline decides.
         add_eos: texts end with eos; None: the pipeline decides.
+        numbered: tokens in `added` with an id and all options, which replace the pipeline's.
+        options: options of the pipeline that the configuration sets, by their names there.
     """
 
     paths: tuple[Path, ...]
@@ -78,6 +83,8 @@ class PretrainedFiles:
     added: tuple[AddedSpelling, ...] = ()
     add_bos: bool | None = None
     add_eos: bool | None = None
+    numbered: frozenset[str] = frozenset()
+    options: dict[str, bool] = field(default_factory=dict)
 
 
 def read_pretrained(path: str, *, flag: str) -> PretrainedFiles:
@@ -119,7 +126,24 @@ def read_pretrained(path: str, *, flag: str) -> PretrainedFiles:
         added=_added(settings, source),
         add_bos=_switch(settings, "add_bos_token", source),
         add_eos=_switch(settings, "add_eos_token", source),
+        numbered=frozenset(
+            one["content"]
+            for one in _numbered(settings, source)
+            if isinstance(one, dict) and all(option.name in one for option in fields(AddedSpelling))
+        ),
+        options=_options(settings, source),
     )
+
+
+def _options(settings: dict[str, Any], source: str) -> dict[str, bool]:
+    """Return the options of the pipeline; the general classes of transformers have none.
+
+    Without a class, transformers takes the one of the model.
+    """
+    if settings.get("tokenizer_class") in _GENERAL_CLASSES:
+        return {}
+    found = {name: _switch(settings, name, source) for name in _OPTIONS}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _chat_files(directory: Path) -> list[Path]:
@@ -196,13 +220,17 @@ def _spelling(value: object, key: str, source: str) -> AddedSpelling:
     )
 
 
+def _numbered(settings: dict[str, Any], source: str) -> list[object]:
+    """Return the tokens with ids, in order of id."""
+    numbered = settings.get(_DECODER, {})
+    if not isinstance(numbered, dict) or not all(i.isdecimal() and len(i) < 12 for i in numbered):
+        raise DataError(f"`{source}`: `{_DECODER}` is not an object of ids and tokens")
+    return [numbered[i] for i in sorted(numbered, key=int)]
+
+
 def _added(settings: dict[str, Any], source: str) -> tuple[AddedSpelling, ...]:
     """Return the tokens with ids, in order of id, then the special tokens without."""
-    numbered = settings.get("added_tokens_decoder", {})
-    key = "added_tokens_decoder"
-    if not isinstance(numbered, dict) or not all(i.isdecimal() and len(i) < 12 for i in numbered):
-        raise DataError(f"`{source}`: `{key}` is not an object of ids and tokens")
-    found = [_spelling(numbered[i], key, source) for i in sorted(numbered, key=int)]
+    found = [_spelling(value, _DECODER, source) for value in _numbered(settings, source)]
     roles = [f"{role}_token" for role in _ROLES]
     found += [_spelling(settings[key], key, source) for key in roles if key in settings]
     for key in ("additional_special_tokens", "extra_special_tokens"):

@@ -11,10 +11,11 @@ import json
 import multiprocessing
 import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, fields
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,12 +24,22 @@ import tokenizers
 from lmcore.base.errors import DataError, counted
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.data.tokenizer.file_tokenizer import FileTokenizer, SpecialIds, refuse_surrogates
-from lmcore.data.tokenizer.pretrained.files import PretrainedFiles, read_pretrained
+from lmcore.data.tokenizer.pretrained.files import (
+    AddedSpelling,
+    PretrainedFiles,
+    read_pretrained,
+)
 
 __all__ = ["PretrainedTokenizer", "pretrained_path"]
 
 _SENTINELS = {"PretrainedFromHF": "<extra_id_{:02}>"}
 _SENTINEL = "<extra_id_{}>"
+_BERT_OPTIONS = {
+    "do_lower_case": "lowercase",
+    "strip_accents": "strip_accents",
+    "tokenize_chinese_chars": "handle_chinese_chars",
+}
+_PIPELINE_PARTS = ("normalizer", "pre_tokenizer")
 _PROBES = ("a", "b c")
 _MAX_ID = 2**31 - 2
 
@@ -67,7 +78,7 @@ class PretrainedTokenizer(FileTokenizer):
         self._files = read_pretrained(path, flag=flag)
         sentinel = _SENTINELS.get(self.name, _SENTINEL)
         sentinels = [sentinel.format(i) for i in range(settings.vocab_extra_ids)]
-        self._library = _load(self._files, sentinels)
+        self._library, self._changes = _load(self._files, sentinels)
         vocabulary = self._library.get_vocab(with_added_tokens=True)
         self.vocab_size: int = max(vocabulary.values()) + 1
         by_id = {i: token for token, i in vocabulary.items()}
@@ -76,9 +87,7 @@ class PretrainedTokenizer(FileTokenizer):
         self.special = _special_ids(self._files.roles, vocabulary, sentinels)
         self.eod: int | None = self.special.eos
         self._before, self._after = (
-            ((), ())
-            if settings.add_special_tokens is False
-            else _around(self._library, self._files, vocabulary, path)
+            ((), ()) if settings.add_special_tokens is False else self._around(vocabulary, path)
         )
         self._library.post_processor = None  # `encode_batch` adds the special tokens
         self._library.encode_special_tokens = not settings.parse_special_tokens
@@ -119,12 +128,33 @@ class PretrainedTokenizer(FileTokenizer):
         The rest of the configuration, such as chat templates, has no influence on ids.
         """
         settings = asdict(self._files) | {"paths": None, "pipeline": None}
+        del settings["numbered"], settings["options"]  # `_changes` has what they change
         pipeline = sha256(Path(self.files()[0]).read_bytes()).hexdigest()
-        return [pipeline, sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()]
+        found = [pipeline, sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()]
+        return found + [f"changed: {', '.join(self._changes)}"] * bool(self._changes)
 
     def special_tokens(self) -> set[int]:
         """Return the ids that are no text, added tokens among them."""
         return super().special_tokens() | set(self._special_spellings)
+
+    def _around(self, vocabulary: dict[str, int], path: str) -> tuple[Ids, Ids]:
+        """Return the ids that the tokenizer adds before and after each text.
+
+        The configuration overrides the pipeline, each switch its own side.
+        """
+        files = self._files
+        before = _role(files, "bos", vocabulary) if files.add_bos else ()
+        after = _role(files, "eos", vocabulary) if files.add_eos else ()
+        if files.add_bos is not None and files.add_eos is not None:
+            return before, after
+        begin, end = _pipeline_around(self._library, path)
+        if files.add_bos is None:
+            self._changes += ["bos of the pipeline"] * bool(files.add_eos is not None and begin)
+            before = begin
+        if files.add_eos is None:
+            self._changes += ["eos of the pipeline"] * bool(files.add_bos is not None and end)
+            after = end
+        return before, after
 
     def _spells_special(self, text: str) -> bool:
         if self.settings.parse_special_tokens or self._any_special is None:
@@ -148,8 +178,13 @@ class PretrainedTokenizer(FileTokenizer):
         return ids
 
 
-def _load(files: PretrainedFiles, sentinels: Sequence[str]) -> tokenizers.Tokenizer:
-    """Return the library's tokenizer with all added tokens, then the sentinels."""
+def _load(
+    files: PretrainedFiles, sentinels: Sequence[str]
+) -> tuple[tokenizers.Tokenizer, list[str]]:
+    """Return the library's tokenizer with all added tokens, then the sentinels.
+
+    The second result is what the configuration changes of the pipeline.
+    """
     try:
         library = tokenizers.Tokenizer.from_str(files.pipeline)
     except BaseException as error:
@@ -169,16 +204,71 @@ def _load(files: PretrainedFiles, sentinels: Sequence[str]) -> tokenizers.Tokeni
             f"`{files.paths[0]}` has {counted(len(known), 'token')}",
             why=f"a vocabulary has from 1 token to ids of {_MAX_ID}",
         )
+    changes = _set_options(library, files.options)
     added = library.get_added_tokens_decoder()
-    present = {token.content for token in added.values()}
+    present = {token.content: _options_of(token) for token in added.values()}
+    roles = set(files.roles.values())
     for token in files.added:
-        if token.content not in present:
-            add = library.add_special_tokens if token.special else library.add_tokens
-            add([tokenizers.AddedToken(**asdict(token))])
+        # As in transformers a token with a role is special, whatever its entry says.
+        options = asdict(token) | {"special": token.special or token.content in roles}
+        found = present.get(token.content)
+        if found is None or (token.content in files.numbered and found != options):
+            add = library.add_special_tokens if options["special"] else library.add_tokens
+            add([tokenizers.AddedToken(**options)])
+            changes += [f"token {token.content}"] * (found is not None)
     library.add_special_tokens(
         [tokenizers.AddedToken(s, special=True, normalized=False) for s in sentinels]
     )
-    return library
+    return library, changes
+
+
+def _set_options(library: tokenizers.Tokenizer, options: Mapping[str, bool]) -> list[str]:
+    """Set options of BERT's normalizer and of byte-level words; return the changed ones.
+
+    As the classes of transformers do after they have read the pipeline, which may lack some.
+    """
+    changed: list[str] = []
+    for part in _PIPELINE_PARTS if options else ():
+        component = getattr(library, part)
+        if component is None:
+            continue
+        state = json.loads(component.__getstate__())
+        before = len(changed)
+        for one in _steps(state):
+            for name, value in options.items():
+                key = _key(one["type"], name)
+                if key in one and one[key] is not value:
+                    one[key] = value
+                    changed.append(f"{name} {value}")
+        if len(changed) > before:
+            setattr(library, part, _component(part, state))
+    return changed
+
+
+def _key(kind: str, name: str) -> str | None:
+    """Return the key of an option in a step of a pipeline; None: it has no such option."""
+    if kind == "ByteLevel":
+        return "add_prefix_space" if name == "add_prefix_space" else None
+    return _BERT_OPTIONS.get(name) if kind == "BertNormalizer" else None
+
+
+def _steps(state: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Return the steps of a component, which may be a sequence of them."""
+    if state["type"] != "Sequence":
+        yield state
+    for one in state.get("normalizers", state.get("pretokenizers", ())):
+        yield from _steps(one)
+
+
+def _component(part: str, state: dict[str, Any]) -> Any:
+    """Return the library's object of a state, by a tokenizer that has nothing else."""
+    model = {"type": "BPE", "vocab": {}, "merges": []}
+    whole = {"version": "1.0", "model": model, "added_tokens": [], part: state}
+    return getattr(tokenizers.Tokenizer.from_str(json.dumps(whole)), part)
+
+
+def _options_of(token: tokenizers.AddedToken) -> dict[str, object]:
+    return {field.name: getattr(token, field.name) for field in fields(AddedSpelling)}
 
 
 def _special_ids(
@@ -201,14 +291,8 @@ def _special_ids(
     )
 
 
-def _around(
-    library: tokenizers.Tokenizer, files: PretrainedFiles, vocabulary: dict[str, int], path: str
-) -> tuple[Ids, Ids]:
-    """Return the ids that the tokenizer adds before and after each text."""
-    if files.add_bos is not None or files.add_eos is not None:
-        # As in `transformers`: the configuration overrides the pipeline.
-        before = _role(files, "bos", vocabulary) if files.add_bos else ()
-        return before, _role(files, "eos", vocabulary) if files.add_eos else ()
+def _pipeline_around(library: tokenizers.Tokenizer, path: str) -> tuple[Ids, Ids]:
+    """Return the ids that the pipeline adds before and after each text."""
     found: set[tuple[Ids, Ids]] = set()
     for probe in _PROBES:
         plain = library.encode(probe, add_special_tokens=False).ids

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import tokenizers
-from tokenizers import models, pre_tokenizers, processors
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from lmcore.base.errors import ConfigError, DataError
 from lmcore.data.tokenizer import build_tokenizer, special_ids
@@ -108,8 +108,10 @@ def test_sentinels_are_called_as_in_each_fork(
 @pytest.mark.parametrize(
     "config,before,after",
     [
-        ({"add_bos_token": True}, ["[CLS]"], []),
-        ({"add_bos_token": False}, [], []),
+        ({"add_bos_token": False}, [], ["[SEP]"]),
+        ({"add_eos_token": False}, ["[CLS]"], []),
+        ({"add_bos_token": True, "add_eos_token": False}, ["[CLS]"], []),
+        ({"add_bos_token": False, "add_eos_token": False}, [], []),
         ({"add_bos_token": True, "add_eos_token": True}, ["[CLS]"], ["[SEP]"]),
         ({}, ["[CLS]"], ["[SEP]"]),
     ],
@@ -121,12 +123,91 @@ def test_configuration_sets_the_sentinels(
     make_pretrained: Make,
     bert_pipeline: Pipeline,
 ) -> None:
-    """`add_bos_token` and `add_eos_token` take the place of the pipeline's own rule."""
+    """`add_bos_token` and `add_eos_token` replace the pipeline's rule, each of its side."""
     roles = {"bos_token": "[CLS]", "eos_token": "[SEP]"}
     path = make_pretrained(bert_pipeline(), roles | config)
     tokenizer = build_tokenizer("HFTokenizer", tokenizer_model=path)
     found = [tokenizer.spellings[i] for i in tokenizer.encode("the a")]
     assert found == [*before, "the", "a", *after]
+
+
+@pytest.mark.parametrize(
+    "name,value,normalizer",
+    [
+        ("do_lower_case", False, normalizers.BertNormalizer(lowercase=False)),
+        ("strip_accents", False, normalizers.BertNormalizer(strip_accents=False)),
+        ("tokenize_chinese_chars", False, normalizers.BertNormalizer(handle_chinese_chars=False)),
+        ("do_lower_case", True, normalizers.BertNormalizer()),
+        ("add_prefix_space", True, normalizers.BertNormalizer()),
+    ],
+)
+@pytest.mark.parametrize("sequence", [False, True])
+def test_configuration_sets_options_of_bert(
+    name: str,
+    value: bool,
+    normalizer: normalizers.Normalizer,
+    sequence: bool,
+    make_pretrained: Make,
+    bert_pipeline: Pipeline,
+) -> None:
+    """Ids are as by a pipeline built with the options of the configuration.
+
+    A general class of transformers has no such options.
+    """
+    library, expected = bert_pipeline(), bert_pipeline()
+    if sequence:
+        library.normalizer = normalizers.Sequence([normalizers.NFC(), library.normalizer])
+    expected.normalizer = normalizer
+    texts = ["the A", "th\u00e9 a", "the \u65e5\u672c a"]
+    for name_of_class in (None, "BertTokenizer", "PreTrainedTokenizerFast"):
+        path = make_pretrained(library, {"tokenizer_class": name_of_class, name: value})
+        tokenizer = build_tokenizer("HFTokenizer", tokenizer_model=path)
+        oracle = library if name_of_class == "PreTrainedTokenizerFast" else expected
+        assert [tokenizer.encode(text) for text in texts] == [
+            oracle.encode(text).ids for text in texts
+        ]
+
+
+def test_configuration_sets_the_prefix_space(make_pretrained: Make) -> None:
+    """A byte-level text begins with a space if the configuration says so, and is another's then."""
+    path = make_pretrained(_byte_level(add_prefix_space=False), {"add_prefix_space": False})
+    plain = build_tokenizer("HFTokenizer", tokenizer_model=path)
+    assert plain.encode("a b") == _byte_level(add_prefix_space=False).encode("a b").ids
+    before = plain.fingerprint()
+    path = make_pretrained(_byte_level(add_prefix_space=False), {})
+    assert build_tokenizer("HFTokenizer", tokenizer_model=path).fingerprint() == before
+    path = make_pretrained(_byte_level(add_prefix_space=False), {"add_prefix_space": True})
+    spaced = build_tokenizer("HFTokenizer", tokenizer_model=path)
+    assert spaced.encode("a b") == _byte_level(add_prefix_space=True).encode("a b").ids
+    assert spaced.fingerprint() != before
+
+
+def _byte_level(*, add_prefix_space: bool) -> tokenizers.Tokenizer:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {character: i for i, character in enumerate(alphabet)}
+    library = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
+    library.decoder = decoders.ByteLevel()
+    return library
+
+
+def test_configuration_sets_options_of_tokens(make_pretrained: Make) -> None:
+    """Options of a token's entry replace the pipeline's, and a token with a role is special."""
+    library = _byte_level(add_prefix_space=False)
+    library.add_tokens([tokenizers.AddedToken("<a>", normalized=False)])
+    number, b = library.token_to_id("<a>"), library.token_to_id("b")
+    flags = {"lstrip": True, "rstrip": True, "single_word": False, "normalized": False}
+    entry = {"content": "<a>", "special": False, **flags}
+    for config, expected in (
+        ({}, library.encode("b <a> b").ids),
+        ({"added_tokens_decoder": {str(number): entry}}, [b, number, b]),
+    ):
+        tokenizer = build_tokenizer("HFTokenizer", tokenizer_model=make_pretrained(library, config))
+        assert tokenizer.encode("b <a> b") == expected
+    config |= {"eos_token": "<a>"}
+    tokenizer = build_tokenizer("HFTokenizer", tokenizer_model=make_pretrained(library, config))
+    assert tokenizer.eod == number
+    assert number not in tokenizer.encode("b<a>b")
 
 
 def test_nothing_is_truncated_or_padded(make_pretrained: Make, bert_pipeline: Pipeline) -> None:
