@@ -104,6 +104,12 @@ def run(argv: list[str]) -> int:
     script = ShellScript(commands=[words])
     if paths:
         script = read_shell(_text(paths[0]), _variables(section.set))
+    elif section.set:
+        raise ConfigError(
+            "`--set` needs a script",
+            why="the shell has put the values of variables into a command line",
+            hint="give the script's path, or the command with its values",
+        )
     others = [migrate_program(one, script.unknown) for one in other_programs(script)]
     script.notes += programs_by_hand(script)
     if others and not trains(script):
@@ -113,7 +119,7 @@ def run(argv: list[str]) -> int:
     flags = training.flags
     options = {**run_options(), **{one.name: one for one in TOKEN_OPTIONS}}
     rows = flag_rows(flags, options, train_flags())
-    made = _settings(flags, rows, training.family, section.defaults, script)
+    made = _settings(rows, training.family, section.defaults, script)
     text = _yaml(made, training.program, section)
     report = sys.stdout if section.output else sys.stderr
     _report(rows, script, made, report)
@@ -172,23 +178,18 @@ class _Made:
 
 
 def _settings(
-    flags: Sequence[str],
     rows: Sequence[FlagRow],
     family: str | None,
     defaults: str,
     script: ShellScript,
 ) -> _Made:
     """Return the settings of the flags that are supported, and of the file of an engine."""
-    taken = [
-        word
-        for group, row in zip(flag_groups(flags), rows, strict=True)
-        if row.kind not in LEFT
-        for word in group
-    ]
+    taken = [word for row in rows if row.kind not in LEFT for word in row.words]
     if family is not None:
         taken = ["--model-family", family, *taken]
     if ENGINE_FLAG in taken:
         taken += ["--engine", "native"]
+    named, engine_file = taken, _without_engine_file(taken)[1]
     with tempfile.TemporaryDirectory() as folder:
         taken = _with_files(taken, script.files, Path(folder))
         absent: list[LmcoreError] = []
@@ -197,15 +198,18 @@ def _settings(
         except ConfigError as error:
             absent = [error, *getattr(error, "others", ())]
             try:  # without the file of an engine, which another machine may have
-                loaded = _loaded(_without_engine_file(taken), defaults)
+                loaded = _loaded(_without_engine_file(taken)[0], defaults)
             except ConfigError:
                 options = run_options()
-                parsed = parse_flags(taken, options, foreign=train_flags())
+                parsed = parse_flags(named, options, foreign=train_flags())
                 return _Made(
                     [(options[name], one, "") for name, one in parsed.values.items()], absent
                 )
         problems = [*absent, *problems_of(loaded, world_size=None)]
         settings = list(_given(loaded, folder))
+        if absent and engine_file:  # the run reads it where it is
+            one = loaded.options[ENGINE_FILE]
+            settings.append((one, engine_file[-1], " ".join(engine_file)))
     given = loaded.provenance["global_batch_size"].kind == "flag"
     return _Made(settings, problems, None if given else loaded.accumulation_steps)
 
@@ -218,14 +222,17 @@ def _loaded(words: Sequence[str], defaults: str) -> LoadedConfig:
     )
 
 
-def _without_engine_file(words: Sequence[str]) -> list[str]:
-    """Return the words without the flag that names the file of an engine."""
-    return [
-        word
-        for group in flag_groups(words)
-        if group[0].partition("=")[0].replace("_", "-") != run_options()[ENGINE_FILE].flag
-        for word in group
-    ]
+def _without_engine_file(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the words without the flag that names the file of an engine, and that flag's."""
+    rest: list[str] = []
+    found: list[str] = []
+    for group in flag_groups(words):
+        name, equals, value = group[0].partition("=")
+        if name.replace("_", "-") != run_options()[ENGINE_FILE].flag:
+            rest += group
+        else:
+            found = [name, *([value] if equals else []), *group[1:]]
+    return rest, found
 
 
 def _with_files(words: Sequence[str], files: Mapping[str, str], folder: Path) -> list[str]:

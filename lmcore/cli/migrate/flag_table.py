@@ -17,11 +17,13 @@ from lmcore.config.options.flags import (
     UnsupportedFlagError,
     parse_flags,
 )
+from lmcore.config.options.parsed_flags import ParsedFlags
 
 __all__ = ["LEFT", "FlagRow", "flag_groups", "flag_rows", "print_table"]
 
 _FLAG = re.compile(r"--?[A-Za-z]")
 _WIDEST = 44
+_ANYTHING = Positional("words", maximum=None)
 _OF_DEVICE = {
     "--distributed-backend": "the device's own backend is the default; `lmcore train` with the "
     "flag asks for another"
@@ -43,11 +45,13 @@ class FlagRow:
         flag: The flag with its values, as typed.
         kind: One of the words of this module.
         here: Flag of lmcore, or the reason.
+        words: Words of the command that the result takes from the row.
     """
 
     flag: str
     kind: str
     here: str = ""
+    words: Sequence[str] = ()
 
 
 def flag_groups(flags: Sequence[str]) -> Iterator[list[str]]:
@@ -67,6 +71,8 @@ def flag_rows(
     options: Mapping[str, Option],
     foreign: Mapping[str, ForeignFlag],
     places: Mapping[str, str] | None = None,
+    *,
+    has_arguments: bool = False,
 ) -> list[FlagRow]:
     """Return what becomes of each flag, by itself; an earlier value of a repeated one is replaced.
 
@@ -75,60 +81,91 @@ def flag_rows(
         options: Options of lmcore's command.
         foreign: Known flags of the other program.
         places: Flags that are an argument without a flag here, with words for it.
+        has_arguments: True if the other program has arguments without a flag, which may be
+            anywhere; otherwise each is a row by itself.
     """
-    anything = Positional("words", maximum=None)
     rows: list[FlagRow] = []
     repeated: dict[tuple[str, ...], list[int]] = {}
-    for number, group in enumerate(flag_groups(flags)):
-        text = shlex.join(group)
-        if _name(group) in _OF_DEVICE and _name(group) in {one.flag for one in options.values()}:
-            rows.append(FlagRow(text, OF_DEVICE, _OF_DEVICE[_name(group)]))
-            continue
-        if _name(group) in (places or {}):
-            rows.append(FlagRow(text, RENAMED, (places or {})[_name(group)]))
-            continue
-        parsed = parse_flags(group, options, positionals=(anything,), foreign=foreign)
-        if not _FLAG.match(group[0]):
-            rows.append(FlagRow(text, UNKNOWN, "a word without a flag"))
-        elif parsed.problems:
-            rows.append(_problem(text, parsed.problems[0]))
-        elif parsed.without_effect:
-            rows.append(FlagRow(text, ALREADY, next(iter(parsed.without_effect.values()))))
-        elif group == [ENGINE_FLAG]:
-            rows.append(FlagRow(text, RENAMED, "--engine native, which takes the same file"))
-        elif parsed.translated:
-            rows.append(FlagRow(text, RENAMED, next(iter(parsed.translated.values()))))
-        else:
-            rows.append(FlagRow(text, SAME))
-        if rows[-1].kind in {SAME, RENAMED}:
+    for group in _groups(flags, options, foreign, has_arguments=has_arguments):
+        parsed = parse_flags(group, options, positionals=(_ANYTHING,), foreign=foreign)
+        kind, here = _fate(group, parsed, options, places or {})
+        rows.append(FlagRow(shlex.join(group), kind, here, group))
+        if kind in {SAME, RENAMED} and _name(group) not in (places or {}):
             setting = (_name(group).replace("--no-", "--", 1), *parsed.values)
-            _mark_earlier(rows, repeated.setdefault(setting, []), text)
-            repeated[setting].append(number)
+            _mark_earlier(rows, repeated.setdefault(setting, []), rows[-1].flag)
+            repeated[setting].append(len(rows) - 1)
     return rows
+
+
+def _groups(
+    flags: Sequence[str],
+    options: Mapping[str, Option],
+    foreign: Mapping[str, ForeignFlag],
+    *,
+    has_arguments: bool,
+) -> Iterator[list[str]]:
+    """Yield each flag with its values; words that are no value of it are alone."""
+    for group in flag_groups(flags):
+        strays: Sequence[str] = ()
+        if _FLAG.match(group[0]) and not has_arguments:
+            parsed = parse_flags(group, options, positionals=(_ANYTHING,), foreign=foreign)
+            strays = parsed.positionals[_ANYTHING.name]
+        yield group[: len(group) - len(strays)]
+        yield from ([one] for one in strays)
+
+
+def _fate(
+    group: Sequence[str],
+    parsed: ParsedFlags,
+    options: Mapping[str, Option],
+    places: Mapping[str, str],
+) -> tuple[str, str]:
+    """Return the kind of a flag's row, and the flag of lmcore or the reason."""
+    name = _name(group)
+    if name in _OF_DEVICE and name in {one.flag for one in options.values()}:
+        return OF_DEVICE, _OF_DEVICE[name]
+    if name in places:
+        return RENAMED, places[name]
+    if not _FLAG.match(group[0]):
+        return UNKNOWN, "a word without a flag"
+    return _problem(parsed.problems[0]) if parsed.problems else _taken(group, parsed)
+
+
+def _taken(group: Sequence[str], parsed: ParsedFlags) -> tuple[str, str]:
+    """Return the same for a flag without a problem."""
+    if parsed.without_effect:
+        return ALREADY, next(iter(parsed.without_effect.values()))
+    if list(group) == [ENGINE_FLAG]:
+        return RENAMED, "--engine native, which takes the same file"
+    if parsed.translated:
+        return RENAMED, next(iter(parsed.translated.values()))
+    return SAME, ""
 
 
 def _mark_earlier(rows: list[FlagRow], places: Sequence[int], text: str) -> None:
     """Mark the earlier values of a flag that *text* gives again: the last one counts."""
     for place in places:
         if rows[place].flag != text:
-            rows[place] = FlagRow(rows[place].flag, AGAIN, f"the last value counts, {text}")
+            here = f"the last value counts, {text}"
+            rows[place] = FlagRow(rows[place].flag, AGAIN, here, rows[place].words)
 
 
 def _name(group: Sequence[str]) -> str:
     return group[0].partition("=")[0].replace("_", "-")
 
 
-def _problem(text: str, problem: LmcoreError) -> FlagRow:
+def _problem(problem: LmcoreError) -> tuple[str, str]:
+    """Return the kind of the row of a flag with a problem, and the reason."""
     hint = problem.hint or ""
     if "variables are not expanded" in f"{problem.what} {problem.why}":
-        return FlagRow(text, OPEN)
+        return OPEN, ""
     if isinstance(problem, UnsupportedFlagError):
         replaced = hint.startswith("use ")
-        return FlagRow(text, REPLACED if replaced else NOT, hint.removeprefix("use "))
+        return REPLACED if replaced else NOT, hint.removeprefix("use ")
     if problem.what.startswith("unknown flag"):
-        return FlagRow(text, UNKNOWN, problem.why or hint)
+        return UNKNOWN, problem.why or hint
     parts = (problem.what, problem.why, hint)
-    return FlagRow(text, WRONG, "; ".join(part for part in parts if part))
+    return WRONG, "; ".join(part for part in parts if part)
 
 
 def print_table(rows: Sequence[FlagRow], stream: Any) -> None:

@@ -34,6 +34,9 @@ from lmcore.config.section import run_options
 
 __all__ = ["MigratedProgram", "migrate_program"]
 
+_WITH_ARGUMENTS = frozenset({"lmcore checkpoint convert", "lmcore ask"})
+"""Commands for programs that have arguments without a flag."""
+
 
 @dataclass(frozen=True)
 class MigratedProgram:
@@ -82,10 +85,13 @@ def migrate_program(one: OtherProgram, unknown: Sequence[str] = ()) -> MigratedP
     words = [] if not flags or flags[0].startswith("-") else [flags.pop(0)]
     while words and flags and not flags[0].startswith("-"):
         words.append(flags.pop(0))
-    rows = flag_rows(flags, target.options, target.foreign, target.places)
+    has_arguments = one.command in _WITH_ARGUMENTS
+    rows = flag_rows(
+        flags, target.options, target.foreign, target.places, has_arguments=has_arguments
+    )
     taken, problem = [*words], ""
-    for group, row in zip(flag_groups(flags), rows, strict=True):
-        taken += group if row.kind == OPEN or row.kind not in LEFT else []
+    for row in rows:
+        taken += row.words if row.kind == OPEN or row.kind not in LEFT else []
     if target.arguments is not None:
         try:
             taken = target.arguments(taken)

@@ -86,12 +86,13 @@ def read_shell(text: str, variables: Mapping[str, str]) -> ShellScript:
         variables: Values of variables, which count whatever the script sets.
 
     Raises:
-        ConfigError: A quote, a parenthesis or a here-document does not end, or there are too many
-            commands.
+        ConfigError: A quote, a parenthesis or a here-document does not end, there are too many
+            commands, or the script has no variable of a given name.
     """
     text = _FENCE.sub("", text)
     script, values = ShellScript(text=text), Variables(variables)
     _Reader(text, values, script).read()
+    values.check_given()
     script.commands = [[one.replace(SPACE, " ") for one in words] for words in script.commands]
     script.unknown = values.unknown
     return script

@@ -16,7 +16,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from lmcore.base.errors import ConfigError
+from lmcore.base.errors import ConfigError, suggestion
 
 __all__ = ["SPACE", "Variables", "shell_line", "substitution_end"]
 
@@ -51,7 +51,20 @@ class Variables:
         home = {"HOME": os.path.expanduser("~")}  # noqa: PTH111 - no error without one
         self._values = {name: [value] for name, value in {**home, **given}.items()}
         self._fixed = frozenset(given)
+        self._named: dict[str, None] = {}  # variables of the script, in order
         self.unknown: list[str] = []
+
+    def check_given(self) -> None:
+        """Check, after the script was read, that it has a variable of each name given.
+
+        Raises:
+            ConfigError: It has none.
+        """
+        for name in sorted(self._fixed - self._named.keys()):
+            raise ConfigError(
+                f"`--set {name}={self._values[name][0]}`: the script has no variable `{name}`",
+                hint=suggestion(name, self._named) if self._named else "leave it out",
+            )
 
     def set(self, name: str, values: list[str], *, add: bool = False) -> None:
         """Set a variable, or an array.
@@ -61,6 +74,7 @@ class Variables:
             values: Its values; one, if it is no array.
             add: True to add them to its earlier values.
         """
+        self._named[name] = None
         if name in self._fixed:
             return
         before = self._values.get(name, [])
@@ -77,6 +91,7 @@ class Variables:
 
     def forget(self, name: str) -> None:
         """Take the value of a variable away, such as a variable of a loop."""
+        self._named[name] = None
         if name not in self._fixed:
             self._values.pop(name, None)
 
@@ -131,6 +146,7 @@ class Variables:
         held = _NAME.match(inner, int(count))
         if held is None:
             return None
+        self._named[held.group()] = None
         values, rest = self._values.get(held.group()), inner[held.end() :]
         if count:
             return None if values is None else [str(len(values))]
@@ -188,6 +204,7 @@ class Variables:
         """Return the result of whole numbers with `+ - * / %`; None if a value is missing."""
 
         def value(held: re.Match[str]) -> str:
+            self._named[held.group(1)] = None
             return "".join(self._values.get(held.group(1), [held.group(1)])[:1])
 
         text = re.sub(r"\$?\{?([A-Za-z_]\w*)\}?", value, text).strip().replace("/", "//")

@@ -288,6 +288,63 @@ def test_an_engine_file_of_another_machine_is_named(
     assert "cannot read DeepSpeed's file `/none/ds.json`" in report
 
 
+def test_an_engine_file_of_another_machine_stays_in_the_settings(tmp_path: Path) -> None:
+    """The run reads the file where it is: without it, it would train without what it says."""
+    out = tmp_path / "run.yaml"
+    words = ["--output", str(out), "python", "pretrain_gpt.py", "--num-layers", "2"]
+    engine = tmp_path / "engine.json"
+    assert run([*words, "--deepspeed", "--deepspeed_config", str(engine)]) == 0
+    with pytest.raises(ConfigError, match="cannot read DeepSpeed's file"):
+        load_config([str(out)], announce=False)
+    engine.write_text('{"gradient_clipping": 0.25}', encoding="utf-8")
+    assert load_config([str(out)], announce=False).value("clip_grad") == 0.25
+
+
+def test_a_broken_engine_file_of_the_script_keeps_its_path(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The settings name the file that the script would write, not a copy of it."""
+    text = (
+        "cat <<E > ds.json\n{\nE\npython pretrain_gpt.py --deepspeed --deepspeed_config ds.json\n"
+    )
+    settings, report = migrated([script(tmp_path, text)], capsys)
+    assert re.search(r"^  deepspeed_config: ds.json ", settings, re.MULTILINE)
+    assert "ds.json" in report
+
+
+def test_a_stray_word_is_named_and_leaves_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
+    """A value after a flag that takes none is left out, alone: the original's defaults stay."""
+    words = "--num-layers 2 --fp16 true --hidden-size 64 32 --data-path a b"
+    settings, report = migrated(["python", "pretrain_gpt.py", *words.split()], capsys)
+    assert re.search(r"precision: fp16 +# --fp16", settings)
+    assert re.search(r"hidden_dropout: 0.1 +# Megatron's default", settings)
+    assert re.search(r"data_path: \[a, b\]", settings)
+    strays = [line.split()[0] for line in report.splitlines() if "a word without a flag" in line]
+    assert strays == ["true", "32"]
+    assert "cannot read the file" not in report
+
+
+@pytest.mark.parametrize(
+    "given,hint",
+    [("HIDEN=8", "`HIDDEN`"), ("hidden=8", "`HIDDEN`"), ("OTHER=8", "known: ")],
+)
+def test_a_value_for_no_variable_of_the_script_is_refused(
+    given: str, hint: str, tmp_path: Path
+) -> None:
+    """A slip in a name would leave the script's own value in force."""
+    text = ': "${HIDDEN:=64}"\nLAYERS=2\npython pretrain_gpt.py --hidden-size $HIDDEN\n'
+    with pytest.raises(ConfigError, match="no variable") as caught:
+        run([script(tmp_path, text), "--set", given, "LAYERS=4"])
+    assert hint in str(caught.value.hint)
+    assert run([script(tmp_path, text), "--set", "HIDDEN=8", "LAYERS=4"]) == 0
+
+
+def test_values_of_variables_need_a_script(capsys: pytest.CaptureFixture[str]) -> None:
+    """The shell has replaced the variables of a command line."""
+    with pytest.raises(ConfigError, match="needs a script"):
+        run(["--set", "A=1", "--", "python", "pretrain_gpt.py", "--num-layers", "2"])
+
+
 def test_settings_without_data_say_so(capsys: pytest.CaptureFixture[str]) -> None:
     """A flag that is replaced would leave a run with the bundled text."""
     words = ["python", "pretrain_gpt.py", "--num-layers", "2"]
