@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from lmcore.base import log
 from lmcore.base.errors import ConfigError, counted
+from lmcore.base.missing_path import missing_path_hint
 from lmcore.cli.device_count import default_process_count
 from lmcore.cli.processes import import_torch, leave, start_processes
 from lmcore.config.derived.layout import ParallelLayout
@@ -107,7 +108,11 @@ class LoadingSection(TokenizerSection):
         named = {"--vocab-file": choice.vocab_file, "--merge-file": choice.merge_file}
         for flag, file in named.items():
             if file is not None and not Path(file).exists():
-                raise ConfigError(f"cannot read `{flag} {file}`", why="there is no such file")
+                raise ConfigError(
+                    f"cannot read `{flag} {file}`",
+                    why="there is no such file",
+                    hint=missing_path_hint(file),
+                )
         if choice.tokenizer_type is None and choice.vocab_file and choice.merge_file:
             # As in training: the only type that takes both files.
             return dataclasses.replace(choice, tokenizer_type="GPT2BPETokenizer")

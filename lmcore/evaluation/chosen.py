@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lmcore.base.errors import ConfigError, suggestion
+from lmcore.base.missing_path import missing_path_hint
 from lmcore.evaluation.files import find_files, iter_examples
 from lmcore.evaluation.score import check_kind, check_metrics
 from lmcore.evaluation.task import Streamed, Task
@@ -181,7 +182,8 @@ def _unknown(name: str, known: Mapping[str, Task]) -> ConfigError:
 def _tasks_of_file(path: Path) -> list[Task]:
     """Run a Python file of the user and return the tasks that it defines, in its order."""
     if not path.is_file():
-        raise ConfigError(f"there is no file `{path}`", hint="give the path of a Python file")
+        hint = missing_path_hint(path, "give the path of a Python file")
+        raise ConfigError(f"there is no file `{path}`", hint=hint)
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None

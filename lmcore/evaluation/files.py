@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lmcore.base.errors import DataError, LmcoreError, counted, unreadable
+from lmcore.base.missing_path import missing_path_hint
 from lmcore.data.input.compression import open_text
 from lmcore.evaluation.task import Choices, Continued, Example, Streamed, Task
 
@@ -238,7 +239,8 @@ def find_files(task: Task, data: Path, flag: str = "--task") -> list[Path]:
     if not task.files and data.is_dir():
         raise DataError(f"`{data}` is a directory", hint="give the path of a file")
     if not task.files:
-        raise DataError(f"there is no file `{data}`", hint="give the path of a file")
+        hint = missing_path_hint(data, "give the path of a file")
+        raise DataError(f"there is no file `{data}`", hint=hint)
     for pattern in task.files:
         found = sorted(one for one in data.glob(pattern) if one.is_file())
         if found:
@@ -249,8 +251,11 @@ def find_files(task: Task, data: Path, flag: str = "--task") -> list[Path]:
         if data.is_dir()
         else f"there is no `{data}`",
         why=f"looked for {listed}",
-        hint=f"they are from {task.release}; give the directory that has them, or the file: "
-        f"`{flag}-data {task.name}=FILE`",
+        hint=missing_path_hint(
+            data,
+            f"they are from {task.release}; give the directory that has them, or the file: "
+            f"`{flag}-data {task.name}=FILE`",
+        ),
     )
 
 

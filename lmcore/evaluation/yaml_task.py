@@ -17,6 +17,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from lmcore.base.bounded_file import read_bounded_file
 from lmcore.base.errors import ConfigError, DataError, suggestion
+from lmcore.base.missing_path import missing_path_hint
 from lmcore.config.file.yaml_file import check_nodes
 from lmcore.evaluation.files import Row, json_rows
 from lmcore.evaluation.score import check_kind, check_metrics
@@ -99,7 +100,9 @@ def _mapping(path: Path) -> dict[Any, Any]:
         given = yaml.load(content, Loader=yaml.BaseLoader)  # noqa: S506
     except OSError as error:
         raise ConfigError(
-            f"cannot read the task `{path}`", why=error.strerror or str(error)
+            f"cannot read the task `{path}`",
+            why=error.strerror or str(error),
+            hint=missing_path_hint(path),
         ) from None
     except yaml.constructor.ConstructorError as error:
         raise ConfigError(

@@ -16,6 +16,7 @@ from typing import Any
 import regex
 
 from lmcore.base.errors import DataError, counted, unreadable
+from lmcore.base.missing_path import missing_path_hint
 
 __all__ = ["Question", "contains", "place_of_answer", "read_questions", "summary"]
 
@@ -61,7 +62,8 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
                 if text := line.decode().strip():
                     yield number, text
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read `{path}`", why=unreadable(error)) from error
+        hint = missing_path_hint(path)
+        raise DataError(f"cannot read `{path}`", why=unreadable(error), hint=hint) from error
 
 
 def _question(line: str, path: Path, number: int) -> Question:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmcore.base import log
 from lmcore.base.errors import ConfigError, counted, printable
+from lmcore.base.missing_path import missing_path_hint
 from lmcore.base.signals import clean_termination
 from lmcore.cli.data.retro_section import NAME, STEPS, RetroDataSection, SectionsWithRetro
 from lmcore.cli.processes import import_torch
@@ -118,6 +119,7 @@ def _check_run(plan: RunPlan, section: RetroDataSection, steps: tuple[str, ...])
     if section.retro_encoder is not None and not Path(section.retro_encoder).exists():
         raise ConfigError(
             f"no such file or directory: `--retro-encoder {section.retro_encoder}`",
+            hint=missing_path_hint(section.retro_encoder),
         )
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from lmcore.base.bounded_file import read_bounded_file
 from lmcore.base.durable import hidden_path, write_atomically
 from lmcore.base.errors import ConfigError, DataError, RunError, counted, unreadable
+from lmcore.base.missing_path import missing_path_hint
 from lmcore.cli.evaluate.outputs import write_results
 from lmcore.cli.evaluate.report import aligned, metrics_record, part_rows, shown
 from lmcore.cli.evaluate.runs import EXAMPLES_NAME, TunedData, TunedRun
@@ -201,7 +202,8 @@ def _files(section: EvaluateSection, task: TunedTask) -> dict[Part, list[Path]]:
             found[part] = [Path(one) for one in paths]
             if missing := [one for one in found[part] if not one.exists()]:
                 raise DataError(
-                    f"`--{part}-data`: there is no `{missing[0]}`", hint="check the path"
+                    f"`--{part}-data`: there is no `{missing[0]}`",
+                    hint=missing_path_hint(missing[0]),
                 )
         elif places or part != "test":
             place = place_of(task, places)

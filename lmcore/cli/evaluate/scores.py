@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from lmcore.base.bounded_file import read_bounded_file
 from lmcore.base.errors import ConfigError, DataError, LmcoreError, printable, several
 from lmcore.base.log import warn_once
+from lmcore.base.missing_path import missing_path_hint
 from lmcore.cli.evaluate.outputs import check_outputs, check_replaced, write_results
 from lmcore.cli.evaluate.report import aligned, part_record, part_rows
 from lmcore.cli.evaluate.settings import with_own_tokens
@@ -174,7 +175,8 @@ def _files(task: TunedTask, place: Path, limit: int | None, *, predicts: bool) -
     if place.is_file() or (task.head == "multiple-choice" and any(place.glob("*.txt"))):
         parts = {"": [place]}
     elif not place.exists():
-        raise DataError(f"there is no `{place}`", hint="check the path of `--task-data`")
+        hint = missing_path_hint(place, "check the path of `--task-data`")
+        raise DataError(f"there is no `{place}`", hint=hint)
     else:
         test = find_part(task, place, "test", needed=False)
         parts = {"valid": find_part(task, place, "valid", needed=not test), "test": test}

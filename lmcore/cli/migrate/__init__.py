@@ -13,6 +13,7 @@ from typing import Any
 from lmcore.base.bounded_file import open_regular
 from lmcore.base.durable import write_atomically
 from lmcore.base.errors import ConfigError, LmcoreError, counted, printable, unreadable
+from lmcore.base.missing_path import missing_path_hint
 from lmcore.cli.migrate.flag_table import LEFT, FlagRow, flag_groups, flag_rows, print_table
 from lmcore.cli.migrate.programs import MigratedProgram, migrate_program
 from lmcore.cli.selection import find_plugins
@@ -144,8 +145,11 @@ def _text(path: str) -> str:
         raise ConfigError(
             f"cannot read the script `{path}`",
             why=unreadable(error),
-            hint="give the path of a launch script, or the command itself: "
-            "`lmcore migrate -- python pretrain_gpt.py ...`",
+            hint=missing_path_hint(
+                path,
+                "give the path of a launch script, or the command itself: "
+                "`lmcore migrate -- python pretrain_gpt.py ...`",
+            ),
         ) from None
     if len(text) > _MOST_BYTES:
         raise ConfigError(f"`{path}` is no launch script", why="it is longer than 4 MiB")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from lmcore.base.bounded_file import read_bounded_file
 from lmcore.base.errors import ConfigError, LmcoreError, suggestion
+from lmcore.base.missing_path import missing_path_hint
 from lmcore.config.corpus import (
     DOCUMENT_UNITS,
     Corpus,
@@ -171,7 +172,8 @@ def _read_file(path: str, problems: list[LmcoreError]) -> list[Corpus]:
         check_nodes(text, yaml.SafeLoader)
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except OSError as error:
-        problems.append(ConfigError(what, why=error.strerror or str(error), hint="check the path"))
+        hint = missing_path_hint(path)
+        problems.append(ConfigError(what, why=error.strerror or str(error), hint=hint))
         return []
     except UnicodeDecodeError:
         problems.append(ConfigError(what, why="it is not UTF-8 text"))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from lmcore.base.bounded_file import read_bounded_file
 from lmcore.base.errors import ConfigError, LmcoreError, nearest
+from lmcore.base.missing_path import missing_path_hint
 from lmcore.config.foreign.engine_file import of_an_engine
 
 if TYPE_CHECKING:
@@ -235,7 +236,7 @@ def _text(path: str, problems: list[LmcoreError], max_bytes: int) -> str | None:
     except OSError as error:
         hint = None
         if isinstance(error, FileNotFoundError):
-            hint = "an argument without a flag is a YAML file of settings"
+            hint = missing_path_hint(path, "an argument without a flag is a YAML file of settings")
             if path and path[0] != "-" and unicodedata.category(path[0]) == "Pd":
                 name = unicodedata.name(path[0]).lower()
                 hint = f"a flag begins with `--`; here it is `{path[0]}` ({name})"

@@ -14,6 +14,7 @@ from typing import Any
 
 from lmcore.base.bounded_file import read_bounded_file
 from lmcore.base.errors import ConfigError, LmcoreError, nearest
+from lmcore.base.missing_path import missing_path_hint
 from lmcore.config.foreign.engine_file_keys import (
     IDLE,
     KNOWN,
@@ -193,7 +194,7 @@ def read_engine_file(path: str) -> dict[str, Any]:
         raise ConfigError(
             f"cannot read DeepSpeed's file `{path}`",
             why=error.strerror or str(error),
-            hint="check the path of `--deepspeed-config`",
+            hint=missing_path_hint(path, "check the path of `--deepspeed-config`"),
         ) from error
     try:
         found = json.loads(

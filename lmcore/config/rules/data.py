@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from lmcore.base.errors import AbsentFileError, ConfigError
+from lmcore.base.missing_path import missing_path_hint, nearest_paths
 from lmcore.config.corpus import names_text_files
 from lmcore.config.derived.data_source import (
     DIVIDED,
@@ -57,7 +58,8 @@ def _sources(loaded: LoadedConfig) -> Problems:
     for blend in sources.blends():
         if blend.file_list is not None and not Path(blend.file_list).exists():
             yield AbsentFileError(
-                f"{loaded.shown(blend.option)}: no such file", hint="check the path"
+                f"{loaded.shown(blend.option)}: no such file",
+                hint=missing_path_hint(blend.file_list),
             )
         yield from _data_sets(loaded, blend)
         yield from _repeated(loaded, blend)
@@ -117,7 +119,7 @@ def _meant_prefix(prefix: str) -> str | None:
     for ending in ("_text_document", "_text_sentence"):
         if Path(f"{stem}{ending}.idx").is_file() and f"{stem}{ending}" != prefix:
             return stem + ending
-    return None
+    return next((one[:-4] for one in nearest_paths(f"{prefix}.idx") if one.endswith(".idx")), None)
 
 
 def _repeated(loaded: LoadedConfig, blend: Blend) -> Problems:
@@ -278,7 +280,9 @@ def _files(loaded: LoadedConfig) -> Problems:
     data = loaded.config.data
     for name, path in (("vocab_file", data.vocab_file), ("merge_file", data.merge_file)):
         if path is not None and not Path(path).exists():
-            yield AbsentFileError(f"{loaded.shown(name)}: no such file", hint="check the path")
+            yield AbsentFileError(
+                f"{loaded.shown(name)}: no such file", hint=missing_path_hint(path)
+            )
     paths = {
         "tokenizer_model": data.tokenizer_model,
         "tokenizer_name_or_path": data.tokenizer_name_or_path,
@@ -288,7 +292,7 @@ def _files(loaded: LoadedConfig) -> Problems:
             yield AbsentFileError(
                 f"{loaded.shown(name)}: no such file or directory",
                 why="a tokenizer is read from local files; nothing is downloaded",
-                hint="check the path",
+                hint=missing_path_hint(path),
             )
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from lmcore.base.errors import ConfigError
+from lmcore.base.missing_path import missing_path_hint
 from lmcore.config.derived.data_source import OWN, PARTS, TASK_OPTIONS
 from lmcore.config.derived.model_math import ffn_hidden_size, head_size, model_shape
 from lmcore.config.option import flag_of
@@ -265,7 +266,9 @@ def _data(loaded: LoadedConfig) -> Problems:
             if not Path(path).is_file():
                 kind = "is a directory" if Path(path).is_dir() else "no such file"
                 which = f": `{path}`" if len(paths) > 1 else ""
-                yield ConfigError(f"{loaded.shown(option)}: {kind}{which}", hint="check the path")
+                yield ConfigError(
+                    f"{loaded.shown(option)}: {kind}{which}", hint=missing_path_hint(path)
+                )
     if not 1 <= len(task.task_text) <= 2:
         yield ConfigError(
             f"{loaded.shown('task_text')} names {len(task.task_text)} columns",

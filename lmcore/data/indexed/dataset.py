@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lmcore.base.errors import DataError, counted
+from lmcore.base.missing_path import missing_path_hint
 from lmcore.config.derived.data_source import without_ending
 from lmcore.data.indexed.idx_reader import SHORT_FILE, TOKEN_DTYPES, map_file, read_index
 from lmcore.data.indexed.mapped_files import MappedFiles
@@ -164,7 +165,7 @@ _LONG = (
 )
 
 
-def _missing_hint(prefix: str) -> str:
+def _missing_hint(prefix: str) -> str | None:
     bare = without_ending(prefix)
     if bare != prefix and Path(f"{bare}.idx").is_file():
         return f"give the prefix without its ending: `{bare}`"
@@ -179,4 +180,8 @@ def _missing_hint(prefix: str) -> str:
         stems = sorted(path.stem for path in directory.glob("*.idx") if path.stem.startswith(name))
         if stems:
             return f"did you mean `{directory / stems[0]}`?"
-    return "a dataset is two files, PREFIX.bin and PREFIX.idx; `lmcore data prepare` writes them"
+    return missing_path_hint(
+        prefix,
+        "a dataset is two files, PREFIX.bin and PREFIX.idx; `lmcore data prepare` writes them",
+        ending=".idx",
+    )

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Literal, cast, get_args
 
 from lmcore.base.errors import ConfigError, DataError, counted, suggestion, unreadable
+from lmcore.base.missing_path import missing_path_hint
 from lmcore.config.corpus import COMPRESSED
 from lmcore.data.input.compression import BOM, STDIN, open_text, refuse_device
 
@@ -167,7 +168,7 @@ def _matches(pattern: str, chosen: Format | None, *, report: bool) -> list[str]:
         return files
     if glob.has_magic(pattern):
         raise _no_match(pattern)
-    raise DataError(f"no such file: `{pattern}`", hint="check the path")
+    raise DataError(f"no such file: `{pattern}`", hint=missing_path_hint(pattern))
 
 
 def _no_match(pattern: str) -> DataError:

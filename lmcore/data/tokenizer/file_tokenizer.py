@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from lmcore.base.bounded_file import read_bounded_file
 from lmcore.base.errors import ConfigError, DataError
+from lmcore.base.missing_path import missing_path_hint
 from lmcore.config.tokenizer import TokenizerSettings
 from lmcore.contract.tokenizer import Tokenizer
 
@@ -152,7 +153,9 @@ def read_bounded(path: str, limit: int, *, flag: str, may_be_empty: bool = False
         content = read_bounded_file(path, limit)
     except OSError as error:
         raise DataError(
-            f"cannot read `{path}`", why=error.strerror or str(error), hint=f"check `{flag}`"
+            f"cannot read `{path}`",
+            why=error.strerror or str(error),
+            hint=missing_path_hint(path, f"check `{flag}`"),
         ) from None
     if not content and not may_be_empty:
         raise DataError(f"`{path}` is empty", hint=f"check `{flag}`")

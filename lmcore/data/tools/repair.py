@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from lmcore.base.errors import ConfigError, DataError, counted
+from lmcore.base.missing_path import missing_path_hint
 from lmcore.data.existing_output import require_unused
 from lmcore.data.indexed.checksums import DatasetChecksums
 from lmcore.data.indexed.copy import copy_bytes
@@ -158,7 +159,7 @@ def _locate(prefix: str) -> tuple[Path, Path | None, list[str]]:
             hint="PREFIX is one dataset; for each of a directory: "
             f'`for one in {shlex.quote(prefix)}/*.bin; do lmcore data repair "$one"; done`'
             if Path(prefix).is_dir()
-            else None,
+            else missing_path_hint(prefix, None, ending=".bin"),
         )
     return bin_path, idx_path, found
 

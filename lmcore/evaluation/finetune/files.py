@@ -10,6 +10,7 @@ from pathlib import Path
 
 from lmcore.base.durable import AtomicFile
 from lmcore.base.errors import DataError
+from lmcore.base.missing_path import missing_path_hint
 from lmcore.evaluation.finetune.record import LabelledRow, Part, TunedTask
 
 __all__ = [
@@ -119,7 +120,7 @@ def rows_of(task: TunedTask, path: Path, limit: int | None = None) -> list[Label
         DataError: It is not there, has another layout or no rows.
     """
     if not path.exists():
-        raise DataError(f"there is no `{path}`", hint="check the path")
+        raise DataError(f"there is no `{path}`", hint=missing_path_hint(path))
     found: list[LabelledRow] = []
     for row in task.rows(path):
         if limit is not None and len(found) == limit:

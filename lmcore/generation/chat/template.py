@@ -27,6 +27,7 @@ from typing import Any
 from lmcore.base.bounded_file import read_bounded_file
 from lmcore.base.child_process import ending
 from lmcore.base.errors import ConfigError, RunError
+from lmcore.base.missing_path import missing_path_hint
 from lmcore.data.tokenizer import Tokenizer
 from lmcore.data.tokenizer.pretrained.chat_files import DEFAULT_TEMPLATE, chat_templates
 from lmcore.data.tokenizer.pretrained.special_text import role_tokens, special_encoder
@@ -330,7 +331,9 @@ def read_template(path: str) -> str:
         raise ConfigError(f"the chat template `{path}` is not UTF-8") from None
     except OSError as error:
         raise ConfigError(
-            f"cannot read the chat template `{path}`", why=error.strerror or str(error)
+            f"cannot read the chat template `{path}`",
+            why=error.strerror or str(error),
+            hint=missing_path_hint(path),
         ) from None
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmcore.base.errors import ConfigError, DataError
+from lmcore.base.missing_path import missing_path_hint
 from lmcore.data.tokenizer import special_ids
 
 if TYPE_CHECKING:
@@ -155,7 +156,9 @@ def _read(path: str, name: str) -> bytes:
         return Path(path).read_bytes()
     except OSError as error:
         raise ConfigError(
-            f"cannot read {name.format(path)}", why=error.strerror or str(error)
+            f"cannot read {name.format(path)}",
+            why=error.strerror or str(error),
+            hint=missing_path_hint(path),
         ) from None
 
 

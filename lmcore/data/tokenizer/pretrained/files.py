@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lmcore.base.errors import DataError
+from lmcore.base.missing_path import missing_path_hint
 from lmcore.data.tokenizer.file_tokenizer import read_bounded
 
 __all__ = [
@@ -175,8 +176,11 @@ def _pipeline_path(path: Path, flag: str) -> Path:
         raise DataError(
             f"`{flag} {path}`: no such directory",
             why="a tokenizer is read from disk; nothing is downloaded",
-            hint="download it first, for example with "
-            f"`hf download {_hub_name(path)} --local-dir DIRECTORY`",
+            hint=missing_path_hint(
+                path,
+                "download it first, for example with "
+                f"`hf download {_hub_name(path)} --local-dir DIRECTORY`",
+            ),
         )
     pipeline = path / _PIPELINE
     if not pipeline.is_file():

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from lmcore.base.bounded_file import read_bounded_file
 from lmcore.base.errors import ConfigError, unreadable
+from lmcore.base.missing_path import missing_path_hint
 from lmcore.config.option import INPUT_PATH, option
 from lmcore.runtime.launch.job.command import (
     JobCommand,
@@ -64,7 +65,7 @@ def read_hostfile(path: str) -> list[tuple[str, int | None]]:
         raise ConfigError(
             f"cannot read the hostfile `{path}`",
             why=unreadable(error),
-            hint="give a file with a line `HOST slots=N` for each host",
+            hint=missing_path_hint(path, "give a file with a line `HOST slots=N` for each host"),
         ) from None
     hosts: dict[str, int | None] = {}
     for number, line in enumerate(text.splitlines(), 1):

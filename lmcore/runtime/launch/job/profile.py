@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lmcore.base.errors import ConfigError, LmcoreError, suggestion
+from lmcore.base.missing_path import missing_path_hint
 from lmcore.config.file.yaml_file import Entry, read_file
 from lmcore.config.option import INPUT_PATH, Option, option, options_of, refuse_unexpanded
 from lmcore.config.preset import PRESET_OPTION
@@ -125,7 +126,8 @@ def read_profile(
     problems: list[LmcoreError] = []
     values: dict[str, Any] = {}
     if path is not None and not Path(path).is_file():
-        raise ConfigError(f"there is no profile `{path}`", hint="check the path of `--profile`")
+        hint = missing_path_hint(path, "check the path of `--profile`")
+        raise ConfigError(f"there is no profile `{path}`", hint=hint)
     entries = [] if path is None else read_file(path, problems).entries
     if path is not None:
         _refuse_settings(entries, options, path, kind)

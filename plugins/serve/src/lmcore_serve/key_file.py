@@ -7,6 +7,7 @@ from pathlib import Path
 
 from lmcore.base.bounded_file import read_bounded_file
 from lmcore.base.errors import ConfigError
+from lmcore.base.missing_path import missing_path_hint
 
 __all__ = ["read_keys"]
 
@@ -29,7 +30,11 @@ def read_keys(path: str) -> list[str]:
             logger.warning("other users can read the keys in `%s`: `chmod 600 %s`", path, path)
         text = read_bounded_file(path, _MAX_BYTES).decode("ascii")
     except OSError as error:
-        raise ConfigError(f"cannot read `{path}`", why=error.strerror or str(error)) from None
+        raise ConfigError(
+            f"cannot read `{path}`",
+            why=error.strerror or str(error),
+            hint=missing_path_hint(path),
+        ) from None
     except UnicodeDecodeError:
         raise ConfigError(
             f"`{path}` has characters that are not ASCII", why="an HTTP header has only these"
