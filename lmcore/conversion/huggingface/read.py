@@ -16,7 +16,7 @@ from lmcore.base.bounded_file import read_bounded_file
 from lmcore.base.errors import CheckpointArgumentError, CheckpointError, several
 from lmcore.conversion.huggingface.directory import CONFIG_NAME, unread_notes
 from lmcore.conversion.huggingface.recipes import recipes_of, token_embedding
-from lmcore.conversion.huggingface.tokenizer_files import tokenizer_settings
+from lmcore.conversion.huggingface.tokenizer_files import tokenizer_settings, unread_tokens
 from lmcore.conversion.huggingface.weights import WeightFiles, Weights
 from lmcore.conversion.state import WEIGHT, ModelState, require_no_problems
 from lmcore.conversion.unread import buffer_difference, same_values
@@ -173,6 +173,7 @@ class HuggingFaceState(ModelState):
         self._recipes = recipes_of(self._kind.model_type, self.shape, zeros=config.zeros)
         self._names = self._matched()
         self.notes = (*self.notes, *self._ignored_notes(), *self._buffer_notes())
+        self.notes = (*self.notes, *unread_tokens(path, self.tokenizer))
 
     def dtype(self, name: str, kind: str = WEIGHT) -> torch.dtype:
         """Return the dtype of a weight; see `ModelState`."""

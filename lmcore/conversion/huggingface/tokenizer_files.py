@@ -11,21 +11,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lmcore.base.bounded_file import read_bounded_file
-from lmcore.base.errors import DataError, unreadable
+from lmcore.base.errors import DataError, LmcoreError, several, unreadable
 from lmcore.config.tokenizer import BUILT_IN_TYPES, TokenizerSettings
-from lmcore.data.tokenizer import special_ids, spellings
+from lmcore.data.tokenizer import special_ids, spellings, tokenizer_from
 from lmcore.data.tokenizer.bpe_files import byte_alphabet
+from lmcore.data.tokenizer.gpt2 import GPT2BPETokenizer
+from lmcore.data.tokenizer.pretrained.files import MODEL_CONFIG
 
 if TYPE_CHECKING:
     from lmcore.data.tokenizer import Tokenizer
     from lmcore.model.shape import ModelShape
 
-__all__ = ["tokenizer_settings", "write_tokenizer"]
+__all__ = ["tokenizer_settings", "unread_tokens", "write_tokenizer"]
 
 _MAX_CONFIG_BYTES = 32 * 1024 * 1024
 _END = "<|endoftext|>"
 _PIPELINE = "tokenizer.json"
 _CONFIG = "tokenizer_config.json"
+_ADDED = "added_tokens.json"
 _BERT_CLASSES = ("BertTokenizer", "BertTokenizerFast")
 _PRETRAINED = {
     name for name, options in BUILT_IN_TYPES.items() if options is BUILT_IN_TYPES["HFTokenizer"]
@@ -54,6 +57,42 @@ def tokenizer_settings(directory: Path) -> TokenizerSettings | None:
     if (directory / "vocab.txt").is_file():
         return _wordpiece(directory)
     return None
+
+
+def unread_tokens(directory: Path, settings: TokenizerSettings | None) -> tuple[str, ...]:
+    """Return a note about tokens that transformers adds to files of an older layout.
+
+    Args:
+        directory: Directory of the files.
+        settings: Result of `tokenizer_settings`.
+
+    Raises:
+        DataError: A file is damaged.
+    """
+    added = {**_object(directory / _ADDED)}
+    numbered = _configuration(directory).get("added_tokens_decoder")
+    for token in numbered.values() if isinstance(numbered, dict) else ():
+        if isinstance(token, dict) and isinstance(token.get("content"), str):
+            added[token["content"]] = None
+    if not added or settings is None or settings.tokenizer_type in _PRETRAINED:
+        return ()
+    try:
+        tokenizer = tokenizer_from(settings)
+    except LmcoreError:
+        return ()  # whoever needs the tokenizer meets the error
+    known = set(
+        tokenizer.tokens_by_id if isinstance(tokenizer, GPT2BPETokenizer) else spellings(tokenizer)
+    )
+    lacking = [token for token in added if token not in known]
+    if not lacking:
+        return ()
+    are = "is no token" if len(lacking) == 1 else "are no tokens"
+    note = (
+        f"{several(lacking)}, which transformers adds to the tokenizer, {are} of lmcore's "
+        f"`{tokenizer.name}`: texts with that spelling get other ids; save the tokenizer with "
+        f"transformers as `{_PIPELINE}`, which is read first"
+    )
+    return (note,)
 
 
 def _wordpiece(directory: Path) -> TokenizerSettings | None:
@@ -96,7 +135,15 @@ def _configuration(directory: Path) -> dict[str, Any]:
     Raises:
         DataError: The configuration is damaged.
     """
-    path = directory / _CONFIG
+    return _object(directory / _CONFIG)
+
+
+def _object(path: Path) -> dict[str, Any]:
+    """Return the object of a JSON file; an empty one without a file.
+
+    Raises:
+        DataError: The file is damaged.
+    """
     if not path.is_file():
         return {}
     try:
@@ -124,6 +171,8 @@ def write_tokenizer(tokenizer: Tokenizer, directory: Path, shape: ModelShape) ->
         pipeline, *beside = tokenizer.files()
         shutil.copyfile(pipeline, directory / _PIPELINE)
         for path in beside:
+            if Path(path).name == MODEL_CONFIG:  # of the model that it came with
+                continue
             copy = directory / Path(path).relative_to(Path(pipeline).parent)
             copy.parent.mkdir(exist_ok=True)
             shutil.copyfile(path, copy)

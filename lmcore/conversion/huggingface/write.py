@@ -29,6 +29,7 @@ from lmcore.conversion.huggingface.read import HuggingFaceState
 from lmcore.conversion.huggingface.recipes import recipes_of
 from lmcore.conversion.huggingface.tokenizer_files import write_tokenizer
 from lmcore.data.tokenizer import special_ids
+from lmcore.data.tokenizer.pretrained.chat_files import end_tokens
 from lmcore.model.architecture import Architecture, architectures_for
 from lmcore.model.family import family_of, vocabulary_parameters
 from lmcore.model.shape import ModelShape
@@ -258,7 +259,10 @@ def write_huggingface(
     tokens = _text_tokens(kind, tokenizer)
     name = str(dtype).removeprefix("torch.")
     _write_json(directory / CONFIG_NAME, config_of(shape, dtype=name, **tokens))
-    generation = _generation_config(kind, **tokens)
+    generation: dict[str, Any] = _generation_config(kind, **tokens)
+    more = end_tokens(tokenizer) - {tokens["eos"]} if tokenizer is not None else frozenset()
+    if generation and more and not kind.begins_decoder:
+        generation["eos_token_id"] = [tokens["eos"], *sorted(more)]
     # The tokenizer's copy stays: a chat model may end its texts with several tokens.
     if generation and not (directory / "generation_config.json").exists():
         _write_json(directory / "generation_config.json", generation)

@@ -1,8 +1,8 @@
 """Chat templates and end tokens of a tokenizer, from the files that are kept with it.
 
 Only pretrained tokenizers have such files: `tokenizer_config.json`, `chat_template.jinja`, the
-directory `additional_chat_templates`, and `generation_config.json`.  None of them has an influence
-on ids.
+directory `additional_chat_templates`, and `generation_config.json`, or without it the model's
+`config.json`.  None of them has an influence on ids.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from lmcore.data.tokenizer.pretrained.files import (
     CONFIG,
     GENERATION_CONFIG,
     MAX_CONFIG_BYTES,
+    MODEL_CONFIG,
     TEMPLATE,
 )
 from lmcore.data.tokenizer.pretrained.pretrained_tokenizer import PretrainedTokenizer
@@ -58,7 +59,8 @@ def end_tokens(tokenizer: Tokenizer) -> frozenset[int]:
     """Return the ids that end a generated text.
 
     They are the tokenizer's end of a document, and `eos_token_id` of `generation_config.json`: one
-    id or several, such as the end of a turn.
+    id or several, such as the end of a turn.  Without that file, the special and added tokens in
+    `eos_token_id` of the model's `config.json` are taken: that may be a default, which is any id.
 
     Args:
         tokenizer: Any tokenizer.
@@ -68,7 +70,11 @@ def end_tokens(tokenizer: Tokenizer) -> frozenset[int]:
     """
     found = set() if tokenizer.eod is None else {tokenizer.eod}
     for path in _files(tokenizer):
-        if path.name == GENERATION_CONFIG:
+        if path.name == MODEL_CONFIG and isinstance(tokenizer, PretrainedTokenizer):
+            value = _object(path).get("eos_token_id")
+            ids = value if isinstance(value, list) else [value]
+            found |= tokenizer.added_ids & {one for one in ids if type(one) is int}
+        elif path.name == GENERATION_CONFIG:
             value = _object(path).get("eos_token_id")
             ids = value if isinstance(value, list) else [] if value is None else [value]
             for one in ids:

@@ -22,6 +22,7 @@ __all__ = [
     "CONFIG",
     "GENERATION_CONFIG",
     "MAX_CONFIG_BYTES",
+    "MODEL_CONFIG",
     "TEMPLATE",
     "AddedSpelling",
     "PretrainedFiles",
@@ -34,6 +35,7 @@ _MAP = "special_tokens_map.json"
 TEMPLATE = "chat_template.jinja"
 ADDITIONAL_TEMPLATES = "additional_chat_templates"
 GENERATION_CONFIG = "generation_config.json"
+MODEL_CONFIG = "config.json"
 _MAX_PIPELINE_BYTES = 512 * 1024 * 1024
 MAX_CONFIG_BYTES = 32 * 1024 * 1024
 _MAX_TEMPLATES = 64
@@ -155,7 +157,10 @@ def _chat_files(directory: Path) -> list[Path]:
             f"`{directory / ADDITIONAL_TEMPLATES}` has {len(more)} files",
             why=f"at most {_MAX_TEMPLATES} templates are kept",
         )
-    names = [directory / GENERATION_CONFIG, *more, directory / TEMPLATE]
+    ends = directory / GENERATION_CONFIG
+    if not ends.is_file():  # as in transformers the model's configuration stands in for it
+        ends = directory / MODEL_CONFIG
+    names = [ends, *more, directory / TEMPLATE]
     found = [path for path in names if path.is_file()]
     for path in found:
         if path.stat().st_size > MAX_CONFIG_BYTES:

@@ -61,6 +61,7 @@ class PretrainedTokenizer(FileTokenizer):
 
     Attributes:
         roles: spelling of the token for each role, such as bos and eos, that the configuration has.
+        added_ids: ids of the tokens that are no result of the model, special ones among them.
 
     Raises:
         DataError: files that are missing or damaged.
@@ -92,6 +93,7 @@ class PretrainedTokenizer(FileTokenizer):
         self._library.post_processor = None  # `encode_batch` adds the special tokens
         self._library.encode_special_tokens = not settings.parse_special_tokens
         added = self._library.get_added_tokens_decoder()
+        self.added_ids = frozenset(added)
         self._special_spellings = {i: token.content for i, token in added.items() if token.special}
         words = sorted(self._special_spellings.values(), key=len, reverse=True)
         self._any_special = re.compile("|".join(map(re.escape, words))) if words else None

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import sentencepiece
+import tokenizers
 import torch
 from model_states import GPT2, LLAMA, SHAPES, RandomState, same_state
 from safetensors.torch import load_file, save_file
@@ -20,6 +21,8 @@ from lmcore.conversion.huggingface.read import HuggingFaceState
 from lmcore.conversion.huggingface.tokenizer_files import tokenizer_settings, write_tokenizer
 from lmcore.conversion.huggingface.write import write_huggingface
 from lmcore.data.tokenizer import ByteTokenizer, build_tokenizer, tokenizer_from
+from lmcore.data.tokenizer.bpe_files import byte_alphabet
+from lmcore.data.tokenizer.pretrained.chat_files import end_tokens
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -194,6 +197,47 @@ def test_a_model_of_sentencepiece(tmp_path: Path, config: dict[str, bool] | None
     (tmp_path / "tokenizer_config.json").write_text("{")
     with pytest.raises(DataError, match="is not JSON"):
         tokenizer_settings(tmp_path)
+
+
+def test_end_tokens_of_a_model_are_written(tmp_path: Path) -> None:
+    """The end tokens in a model's `config.json` are in the `generation_config.json` of a copy."""
+    vocabulary = {"a": 0, "<end>": 1, "<turn>": 2}
+    library = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, "a"))
+    library.add_special_tokens(["<end>", "<turn>"])
+    library.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<end>"}')
+    (tmp_path / "config.json").write_text('{"eos_token_id": [1, 2]}')
+    tokenizer = build_tokenizer("HFTokenizer", tokenizer_name_or_path=str(tmp_path))
+    (tmp_path / "out").mkdir()
+    state = RandomState(GPT2)
+    state.vocab_size = 3
+    write_huggingface(state, tmp_path / "out", tokenizer)
+    found = HuggingFaceState(tmp_path / "out")
+    assert found.tokenizer is not None
+    assert end_tokens(tokenizer_from(found.tokenizer)) == {1, 2}
+    config = json.loads((tmp_path / "out/config.json").read_text())
+    assert (config["model_type"], config["eos_token_id"]) == ("gpt2", 1)
+
+
+@pytest.mark.parametrize("place", ["added_tokens.json", "tokenizer_config.json"])
+def test_tokens_beside_an_older_layout_are_named(tmp_path: Path, place: str) -> None:
+    """A note names the tokens that transformers adds, and that lmcore's tokenizer lacks."""
+    write_huggingface(RandomState(GPT2), tmp_path, None)
+    vocabulary = {character: i for i, character in enumerate(byte_alphabet())}
+    (tmp_path / "vocab.json").write_text(json.dumps(vocabulary | {"<|endoftext|>": 256}))
+    (tmp_path / "merges.txt").write_text("")
+
+    def write(tokens: dict[str, int]) -> None:
+        numbered = {str(i): {"content": token} for token, i in tokens.items()}
+        content = tokens if place == "added_tokens.json" else {"added_tokens_decoder": numbered}
+        (tmp_path / place).write_text(json.dumps(content))
+
+    write({"<|endoftext|>": 256})
+    assert not any("tokenizer" in note for note in HuggingFaceState(tmp_path).notes)
+    write({"<|endoftext|>": 256, "<sep>": 257})
+    assert any(
+        "`<sep>`, which transformers adds" in one for one in HuggingFaceState(tmp_path).notes
+    )
 
 
 @pytest.mark.parametrize("kind", ["Llama2Tokenizer", "GPTSentencePieceTokenizer"])

@@ -64,6 +64,19 @@ def test_end_tokens(make: Make) -> None:
     assert end_tokens(ByteTokenizer()) == {256}
 
 
+def test_end_tokens_of_the_model(make: Make, tmp_path: Path) -> None:
+    """`config.json` names end tokens where `generation_config.json` is missing, a default aside."""
+    for value, expected in ((4, {3, 4}), ([2, 4], {2, 3, 4}), (None, {3}), ([6, 10_000], {3})):
+        assert end_tokens(make(**{"config.json": {"eos_token_id": value}})) == expected
+    tokenizer = make(**{"config.json": {"eos_token_id": [3, 4]}})
+    save_tokenizer(tokenizer, tmp_path / "tokenizer")
+    for path in tokenizer.files():
+        Path(path).unlink()
+    assert end_tokens(load_tokenizer(tmp_path / "tokenizer")) == {3, 4}
+    both = {"config.json": {"eos_token_id": 4}, "generation_config.json": {"eos_token_id": 2}}
+    assert end_tokens(make(**both)) == {2, 3}
+
+
 def test_a_run_keeps_them(make: Make, tmp_path: Path) -> None:
     """The copy in a run directory has all of them, with the same fingerprint."""
     plain = make().fingerprint()
