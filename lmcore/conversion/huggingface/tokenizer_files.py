@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,11 @@ _PIPELINE = "tokenizer.json"
 _CONFIG = "tokenizer_config.json"
 _ADDED = "added_tokens.json"
 _BERT_CLASSES = ("BertTokenizer", "BertTokenizerFast")
+_GPT2_CLASSES = tuple(
+    f"{name}Tokenizer{end}" for name in ("GPT2", "CodeGen") for end in ("", "Fast")
+)
+"""Classes of transformers that divide texts into words as GPT-2 does."""
+_QWEN2 = "Qwen2Tokenizer"
 _PRETRAINED = {
     name for name, options in BUILT_IN_TYPES.items() if options is BUILT_IN_TYPES["HFTokenizer"]
 }
@@ -39,18 +45,25 @@ def tokenizer_settings(directory: Path) -> TokenizerSettings | None:
     """Return the settings of the tokenizer whose files are in *directory*; None without one.
 
     Raises:
-        DataError: Its configuration is damaged.
+        DataError: Its configuration is damaged, or has settings that lmcore's tokenizer does not
+            have.
     """
     path = str(directory.absolute())
     if (directory / _PIPELINE).is_file():
         return TokenizerSettings("HuggingFaceTokenizer", tokenizer_name_or_path=path)
     if (directory / "vocab.json").is_file() and (directory / "merges.txt").is_file():
+        # Without a class transformers takes the one of the model.
+        of_model = _object(directory / MODEL_CONFIG).get("model_type") == "qwen2"
+        usual = {"add_prefix_space": False, "add_bos_token": False}
+        _require_usual(directory, _QWEN2 if of_model else _GPT2_CLASSES[0], _GPT2_CLASSES, usual)
         return TokenizerSettings(
             "GPT2BPETokenizer", vocab_file=f"{path}/vocab.json", merge_file=f"{path}/merges.txt"
         )
     if (directory / "tokenizer.model").is_file():
         model = f"{path}/tokenizer.model"
-        bare = _add_bos_token(directory) is False
+        usual = {"add_prefix_space": True, "add_eos_token": False}
+        _require_usual(directory, "", None, usual)
+        bare = _configuration(directory).get("add_bos_token") is False
         return TokenizerSettings(
             "Llama2Tokenizer", tokenizer_model=model, add_special_tokens=False if bare else None
         )
@@ -101,18 +114,9 @@ def _wordpiece(directory: Path) -> TokenizerSettings | None:
     Raises:
         DataError: Its configuration has settings that lmcore's tokenizer does not have.
     """
-    config = _configuration(directory)
-    lower = config.get("do_lower_case", True) is not False
-    usual = {"tokenize_chinese_chars": (True,), "strip_accents": (None, lower)}
-    kind = config.get("tokenizer_class") or _BERT_CLASSES[0]
-    unusual = [name for name, values in usual.items() if config.get(name, values[0]) not in values]
-    if kind not in _BERT_CLASSES or unusual:
-        found = f"`{unusual[0]}: {config[unusual[0]]}`" if unusual else f"a `{kind!s:.80}`"
-        raise DataError(
-            f"lmcore does not have the tokenizer of `{directory}`",
-            why=f"its `{_CONFIG}` has {found}",
-            hint=f"save it with transformers as `{_PIPELINE}`, which is read before `vocab.txt`",
-        )
+    lower = _configuration(directory).get("do_lower_case", True) is not False
+    usual = {"tokenize_chinese_chars": True, "strip_accents": lower}
+    _require_usual(directory, _BERT_CLASSES[0], _BERT_CLASSES, usual)
     return TokenizerSettings(
         "BertWordPieceLowerCase" if lower else "BertWordPieceCase",
         vocab_file=str(directory.absolute() / "vocab.txt"),
@@ -120,13 +124,35 @@ def _wordpiece(directory: Path) -> TokenizerSettings | None:
     )
 
 
-def _add_bos_token(directory: Path) -> object:
-    """Return `add_bos_token` of the tokenizer's configuration; None without one.
+def _require_usual(
+    directory: Path,
+    default: str,
+    classes: Sequence[str] | None,
+    usual: Mapping[str, bool],
+) -> None:
+    """Refuse a tokenizer that gives other ids than lmcore's would from the same files.
+
+    Args:
+        directory: Directory of the files.
+        default: Class of transformers where the configuration names none.
+        classes: Classes that give the ids of lmcore's tokenizer; None: any.
+        usual: Values of settings with which they do.
 
     Raises:
-        DataError: The configuration is damaged.
+        DataError: The configuration has another class or value.
     """
-    return _configuration(directory).get("add_bos_token")
+    config = _configuration(directory)
+    kind = config.get("tokenizer_class") or default
+    unusual = [name for name, value in usual.items() if config.get(name) not in (None, value)]
+    if unusual or (classes is not None and kind not in classes):
+        found = f"`{unusual[0]}: {config[unusual[0]]}`" if unusual else f"a `{kind!s:.80}`"
+        raise DataError(
+            f"lmcore does not have the tokenizer of `{directory}`",
+            why=f"its `{_CONFIG}` has {found}"
+            if unusual or config.get("tokenizer_class")
+            else f"the model has {found}",
+            hint=f"save it with transformers as `{_PIPELINE}`, which is read first",
+        )
 
 
 def _configuration(directory: Path) -> dict[str, Any]:

@@ -219,6 +219,34 @@ def test_end_tokens_of_a_model_are_written(tmp_path: Path) -> None:
     assert (config["model_type"], config["eos_token_id"]) == ("gpt2", 1)
 
 
+@pytest.mark.parametrize(
+    "files,name,content",
+    [
+        ("vocab.json merges.txt", "config.json", {"model_type": "qwen2"}),
+        ("vocab.json merges.txt", "tokenizer_config.json", {"tokenizer_class": "Qwen2Tokenizer"}),
+        ("vocab.json merges.txt", "tokenizer_config.json", {"tokenizer_class": "RobertaTokenizer"}),
+        ("vocab.json merges.txt", "tokenizer_config.json", {"add_prefix_space": True}),
+        ("vocab.json merges.txt", "tokenizer_config.json", {"add_bos_token": True}),
+        ("tokenizer.model", "tokenizer_config.json", {"add_eos_token": True}),
+        ("tokenizer.model", "tokenizer_config.json", {"add_prefix_space": False}),
+    ],
+)
+def test_other_ids_of_an_older_layout_are_refused(
+    tmp_path: Path, files: str, name: str, content: dict[str, object]
+) -> None:
+    """Files that transformers would read with other ids are refused, with a way out."""
+    for file in files.split():
+        (tmp_path / file).touch()
+    assert tokenizer_settings(tmp_path) is not None
+    (tmp_path / name).write_text(json.dumps(content))
+    with pytest.raises(DataError, match="does not have the tokenizer") as caught:
+        tokenizer_settings(tmp_path)
+    assert "`tokenizer.json`" in str(caught.value.hint)
+    usual = {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": None, "add_bos_token": False}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(usual))
+    assert tokenizer_settings(tmp_path) is not None
+
+
 @pytest.mark.parametrize("place", ["added_tokens.json", "tokenizer_config.json"])
 def test_tokens_beside_an_older_layout_are_named(tmp_path: Path, place: str) -> None:
     """A note names the tokens that transformers adds, and that lmcore's tokenizer lacks."""
