@@ -28,6 +28,7 @@ from lmcore.conversion.huggingface.directory import CONFIG_NAME, INDEX_NAME, SIN
 from lmcore.conversion.huggingface.read import HuggingFaceState
 from lmcore.conversion.huggingface.recipes import recipes_of
 from lmcore.conversion.huggingface.tokenizer_files import write_tokenizer
+from lmcore.conversion.other_formats import other_formats
 from lmcore.data.tokenizer import special_ids
 from lmcore.data.tokenizer.pretrained.chat_files import end_tokens
 from lmcore.model.architecture import Architecture, architectures_for
@@ -67,11 +68,11 @@ def architecture_of(shape: ModelShape) -> Architecture:
     what = "no supported architecture of transformers computes the same as this model"
     if not different:
         why = f"lmcore knows none for the family {family_of(shape).name}"
-        raise CheckpointError(what, why=why)
+        raise CheckpointError(what, why=why, hint=other_formats(shape))
     raise CheckpointError(
         what,
         why="\n".join(f"not `{name}`: it has {listed}" for name, (listed, _) in different.items()),
-        hint=next(hint for _, hint in different.values()),
+        hint=f"{next(hint for _, hint in different.values())}; {other_formats(shape)}",
     )
 
 

@@ -10,6 +10,7 @@ import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from lmcore.base.errors import CheckpointError
+from lmcore.conversion.other_formats import other_formats
 from lmcore.families.gpt.megatron import NAMES as GPT_NAMES
 from lmcore.families.layers.parameters import module_of
 from lmcore.model.family import family_of
@@ -255,5 +256,7 @@ def require_names(
         if not different:
             return
     raise CheckpointError(
-        f"the {family} model of `{state.path}` cannot be written for {program}", why=why
+        f"the {family} model of `{state.path}` cannot be written for {program}",
+        why=why,
+        hint=other_formats(state.shape),
     )

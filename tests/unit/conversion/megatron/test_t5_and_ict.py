@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from deepspeed_plugin import with_deepspeed
 from megatron_files import ADAM_SETTINGS, RANK_FILE, content_of, edit, only_file, run_progress
-from megatron_models import RELATIVE_T5, T5, MemoryState, assert_same, megatron_bert, megatron_t5
+from megatron_models import (
+    BERT,
+    GPT,
+    RELATIVE_T5,
+    T5,
+    MemoryState,
+    assert_same,
+    megatron_bert,
+    megatron_t5,
+)
 
 from lmcore.base.errors import CheckpointError
 from lmcore.conversion.convert import convert
@@ -182,3 +193,46 @@ def test_stages_are_not_read(tmp_path: Path) -> None:
     first.rmdir()
     with pytest.raises(CheckpointError, match="several stacks of layers, in 2 stages"):
         read_state(tmp_path)
+
+
+FAMILIES = {
+    "bert": BERT,
+    "bert of the paper": megatron_bert(bert_post_norm=True, bert_gelu="erf"),
+    "bert of none": megatron_bert(bert_post_norm=True, bert_gelu="tanh-all"),
+    "bert with a head": dataclasses.replace(BERT, task="classification", num_labels=2),
+    "gpt of Megatron": dataclasses.replace(GPT, add_bias_linear=False),
+    "gpt of none": dataclasses.replace(GPT, embed_layernorm=True, add_bias_linear=False),
+    "ict": ICT,
+    "t5": T5,
+    "relative t5": RELATIVE_T5,
+    "t5 of transformers": megatron_t5(t5_head_bias=False),
+}
+EVERY_FORMAT = ("megatron", "megatron-dist", "megatron-deepspeed", "huggingface")
+
+
+@pytest.mark.parametrize("to", EVERY_FORMAT)
+@pytest.mark.parametrize("shape", FAMILIES.values(), ids=FAMILIES)
+def test_the_hint_can_be_followed(
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    shape: ModelShape,
+    to: str,
+) -> None:
+    """Each family in each format: written, or refused with a reason and with what to do."""
+    write_lmcore(MemoryState(shape), tmp_path / "run", None)
+    try:
+        with with_deepspeed(tmp_path_factory, monkeypatch):
+            convert(tmp_path / "run", tmp_path / "out", to, verify=False)
+    except CheckpointError as error:
+        why, hint = error.why, error.hint or ""
+    else:
+        return
+    assert why
+    named = re.findall(r"`--to (\S+?)(?: --megatron-names (\S+?))?`", hint)
+    assert named
+    for number, (other, style) in enumerate(named):
+        assert other != to or style
+        options = WriteOptions(style=style or None)
+        target = tmp_path / f"other-{number}"
+        convert(tmp_path / "run", target, other, options=options, verify=False)
