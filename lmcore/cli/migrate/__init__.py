@@ -18,6 +18,7 @@ from lmcore.cli.migrate.flag_table import LEFT, FlagRow, flag_groups, flag_rows,
 from lmcore.cli.migrate.programs import MigratedProgram, migrate_program
 from lmcore.cli.selection import find_plugins
 from lmcore.config.derived.model_math import family_name
+from lmcore.config.file.manifest import is_manifest, read_manifest
 from lmcore.config.file.paths import map_paths
 from lmcore.config.file.yaml_file import written_value
 from lmcore.config.foreign.launch_command import (
@@ -51,6 +52,7 @@ For programs beside training, such as preprocess_data.py, the result is a comman
 
   lmcore migrate pretrain_gpt.sh > run.yaml
   lmcore migrate job.slurm --set DATA=/data/oscar --output run.yaml
+  lmcore migrate pytorchjob.yaml-template --set NUM_LAYERS=36 ... > run.yaml
   lmcore migrate -- torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 24 ...
 
 A script is read and never run: variables and here-documents are followed, and what only a run
@@ -65,7 +67,9 @@ class MigrateSection:
     """Turn the launch script or command of a Megatron fork into settings and commands of lmcore."""
 
     command: tuple[str, ...] = option(
-        (), "Launch script, or a command line with its launcher.", metavar="SCRIPT"
+        (),
+        "Launch script, manifest of Kubernetes, or a command line with its launcher.",
+        metavar="SCRIPT",
     )
     set: tuple[str, ...] = option(
         (),
@@ -104,7 +108,8 @@ def run(argv: list[str]) -> int:
         )
     script = ShellScript(commands=[words])
     if paths:
-        script = read_shell(_text(paths[0]), _variables(section.set))
+        text = _text(paths[0])
+        script = (read_manifest if is_manifest(text) else read_shell)(text, _variables(section.set))
     elif section.set:
         raise ConfigError(
             "`--set` needs a script",
@@ -121,7 +126,7 @@ def run(argv: list[str]) -> int:
     options = {**run_options(), **{one.name: one for one in TOKEN_OPTIONS}}
     rows = flag_rows(flags, options, train_flags())
     made = _settings(rows, training.family, section.defaults, script)
-    text = _yaml(made, training.program, section)
+    settings = _yaml(made, training.program, section)
     report = sys.stdout if section.output else sys.stderr
     _report(rows, script, made, report)
     for one in others:
@@ -131,9 +136,9 @@ def run(argv: list[str]) -> int:
     name = section.output or "run.yaml"
     print("\nstart it by:  " + printable(training.start(name, script.unknown)), file=sys.stderr)
     if section.output is None:
-        print(text, end="")
+        print(settings, end="")
     else:
-        write_atomically(Path(section.output), text.encode())
+        write_atomically(Path(section.output), settings.encode())
     return 0
 
 

@@ -32,8 +32,8 @@ _OF_DEVICE = {
 
 SAME, RENAMED, ALREADY = "same", "renamed", "already so"
 REPLACED, NOT, UNKNOWN, WRONG = "replaced by", "not supported", "unknown", "wrong value"
-OPEN, AGAIN, OF_DEVICE = "has no value", "given again", "left out"
-LEFT = (REPLACED, NOT, UNKNOWN, WRONG, OPEN, AGAIN, OF_DEVICE)
+OPEN, AGAIN, LEFT_OUT = "has no value", "given again", "left out"
+LEFT = (REPLACED, NOT, UNKNOWN, WRONG, OPEN, AGAIN, LEFT_OUT)
 """Kinds of flags that the result does not have."""
 
 
@@ -86,7 +86,10 @@ def flag_rows(
     """
     rows: list[FlagRow] = []
     repeated: dict[tuple[str, ...], list[int]] = {}
-    for group in _groups(flags, options, foreign, has_arguments=has_arguments):
+    for group, before in _groups(flags, options, foreign, has_arguments=has_arguments):
+        if before:
+            rows.append(FlagRow(shlex.join(group), LEFT_OUT, f"no value of `{before}`", group))
+            continue
         parsed = parse_flags(group, options, positionals=(_ANYTHING,), foreign=foreign)
         kind, here = _fate(group, parsed, options, places or {})
         rows.append(FlagRow(shlex.join(group), kind, here, group))
@@ -103,15 +106,18 @@ def _groups(
     foreign: Mapping[str, ForeignFlag],
     *,
     has_arguments: bool,
-) -> Iterator[list[str]]:
-    """Yield each flag with its values; words that are no value of it are alone."""
+) -> Iterator[tuple[list[str], str]]:
+    """Yield each flag with its values, and each word that is no value of the flag before it.
+
+    The second element is that flag for such a word, else empty.
+    """
     for group in flag_groups(flags):
         strays: Sequence[str] = ()
         if _FLAG.match(group[0]) and not has_arguments:
             parsed = parse_flags(group, options, positionals=(_ANYTHING,), foreign=foreign)
             strays = parsed.positionals[_ANYTHING.name]
-        yield group[: len(group) - len(strays)]
-        yield from ([one] for one in strays)
+        yield group[: len(group) - len(strays)], ""
+        yield from (([one], group[0].partition("=")[0]) for one in strays)
 
 
 def _fate(
@@ -123,12 +129,16 @@ def _fate(
     """Return the kind of a flag's row, and the flag of lmcore or the reason."""
     name = _name(group)
     if name in _OF_DEVICE and name in {one.flag for one in options.values()}:
-        return OF_DEVICE, _OF_DEVICE[name]
+        return LEFT_OUT, _OF_DEVICE[name]
     if name in places:
         return RENAMED, places[name]
     if not _FLAG.match(group[0]):
         return UNKNOWN, "a word without a flag"
-    return _problem(parsed.problems[0]) if parsed.problems else _taken(group, parsed)
+    if not parsed.problems:
+        return _taken(group, parsed)
+    kind, here = _problem(parsed.problems[0])
+    is_open = kind == WRONG and any(sign in word for word in group for sign in "$`")
+    return (OPEN, "") if is_open else (kind, here)
 
 
 def _taken(group: Sequence[str], parsed: ParsedFlags) -> tuple[str, str]:

@@ -8,7 +8,7 @@ arrays, quotes, here-documents and `bash -c`; see `Variables` for values.  Every
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from lmcore.base.errors import ConfigError
@@ -78,12 +78,13 @@ class _Command:
     document: _Document | None = None
 
 
-def read_shell(text: str, variables: Mapping[str, str]) -> ShellScript:
+def read_shell(text: str, variables: Mapping[str, str], names: Collection[str] = ()) -> ShellScript:
     """Return the commands of a script.
 
     Args:
         text: The script.
         variables: Values of variables, which count whatever the script sets.
+        names: Variables that may be given though no command has them.
 
     Raises:
         ConfigError: A quote, a parenthesis or a here-document does not end, there are too many
@@ -92,7 +93,7 @@ def read_shell(text: str, variables: Mapping[str, str]) -> ShellScript:
     text = _FENCE.sub("", text)
     script, values = ShellScript(text=text), Variables(variables)
     _Reader(text, values, script).read()
-    values.check_given()
+    values.check_given(names)
     script.commands = [[one.replace(SPACE, " ") for one in words] for words in script.commands]
     script.unknown = values.unknown
     return script

@@ -13,7 +13,7 @@ import operator
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from lmcore.base.errors import ConfigError, suggestion
@@ -54,16 +54,20 @@ class Variables:
         self._named: dict[str, None] = {}  # variables of the script, in order
         self.unknown: list[str] = []
 
-    def check_given(self) -> None:
+    def check_given(self, names: Collection[str] = ()) -> None:
         """Check, after the script was read, that it has a variable of each name given.
+
+        Args:
+            names: Further variables of the script.
 
         Raises:
             ConfigError: It has none.
         """
-        for name in sorted(self._fixed - self._named.keys()):
+        known = [*self._named, *names]
+        for name in sorted(self._fixed - {*known}):
             raise ConfigError(
                 f"`--set {name}={self._values[name][0]}`: the script has no variable `{name}`",
-                hint=suggestion(name, self._named) if self._named else "leave it out",
+                hint=suggestion(name, known) if known else "leave it out",
             )
 
     def set(self, name: str, values: list[str], *, add: bool = False) -> None:

@@ -319,8 +319,8 @@ def test_a_stray_word_is_named_and_leaves_the_rest(capsys: pytest.CaptureFixture
     assert re.search(r"precision: fp16 +# --fp16", settings)
     assert re.search(r"hidden_dropout: 0.1 +# Megatron's default", settings)
     assert re.search(r"data_path: \[a, b\]", settings)
-    strays = [line.split()[0] for line in report.splitlines() if "a word without a flag" in line]
-    assert strays == ["true", "32"]
+    strays = re.findall(r"^(\w+) +left out: no value of `(--[\w-]+)`$", report, re.MULTILINE)
+    assert strays == [("true", "--fp16"), ("32", "--hidden-size")]
     assert "cannot read the file" not in report
 
 
@@ -337,6 +337,37 @@ def test_a_value_for_no_variable_of_the_script_is_refused(
         run([script(tmp_path, text), "--set", given, "LAYERS=4"])
     assert hint in str(caught.value.hint)
     assert run([script(tmp_path, text), "--set", "HIDDEN=8", "LAYERS=4"]) == 0
+
+
+POD = """\
+apiVersion: kubeflow.org/v1
+kind: PyTorchJob
+spec:
+  template:
+    spec:
+      containers:
+      - command: [/usr/local/bin/torchrun, "--nproc_per_node=${GPUS}", "--nnodes=${NODES}"]
+        args: [pretrain_gpt.py, "--num-layers=${LAYERS}", --data-path=x, --fp16]
+"""
+
+
+def test_a_manifest_becomes_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The template of a PyTorchJob is read as a script is; the report names `lmcore launch k8s`."""
+    words = [script(tmp_path, POD), "--set", "GPUS=8", "NODES=2", "LAYERS=3"]
+    settings, report = migrated(words, capsys)
+    assert "num_layers: 3" in settings
+    assert "precision: fp16" in settings
+    assert "lmcore launch k8s --profile FILE train run.yaml" in report
+    assert "torchrun --nproc_per_node=8 --nnodes=2 -m lmcore train run.yaml" in report
+
+
+def test_a_number_without_a_value_is_no_wrong_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A variable of the template is listed as missing, for numbers as for paths."""
+    _, report = migrated([script(tmp_path, POD)], capsys)
+    assert re.search(r"LAYERS}'? +has no value", report)
+    assert "wrong value" not in report
 
 
 def test_values_of_variables_need_a_script(capsys: pytest.CaptureFixture[str]) -> None:

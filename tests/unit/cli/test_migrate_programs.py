@@ -225,7 +225,8 @@ def test_no_flag_of_the_tools_is_unknown(fork, tool):
     for row in rows:
         flag = row.partition("\t")[0]
         for words in ([flag], [flag, "1"]):
-            (found,) = migrate_program(OtherProgram(program, command, words)).rows
+            found, *strays = migrate_program(OtherProgram(program, command, words)).rows
+            assert [one.flag for one in strays] in ([], words[1:])  # a switch takes no value
             if found.kind == "unknown":
                 unknown.append(found.flag)
     assert unknown == []
