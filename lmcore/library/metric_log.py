@@ -61,6 +61,12 @@ class MetricLog:
         position: Any = self.updates if step is None else step
         if isinstance(position, bool) or not isinstance(position, int) or position < 0:
             raise ConfigError(f"`log(step={step!r:.100})`: expected an integer of 0 or more")
+        if not isinstance(values, Mapping):
+            raise ConfigError(
+                f"`log` of {type(values).__name__}",
+                why="expected numbers and texts by name",
+                hint='`rt.log({"loss": loss})`',
+            )
         texts = {str(name): one for name, one in values.items() if isinstance(one, str)}
         numbers = {
             str(name): _number(name, one)

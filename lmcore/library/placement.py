@@ -146,6 +146,7 @@ class ModelPlacement:
         self._refuse(model)
         runtime = self._runtime
         shared = self._share_with_prepared(model)
+        _refuse_divided(model)
         before = dict(model.named_parameters(remove_duplicate=False))
         facts: dict[str, Any] = {
             f"module {name}" if name else "class": type(module).__qualname__
@@ -160,7 +161,7 @@ class ModelPlacement:
         if self.mesh.replicas.size > 1:
             _refuse_sparse(model)
         if self.mesh.layout.zero_stage:
-            _refuse_complex(model)
+            _refuse_unsharded(model)
         self._move(model)
         dtypes = {name: dtype_name(parameter.dtype) for name, parameter in before.items()}
         with _without_hooks(model) as hooks, runtime.rng.preserved(), without_gradients(model):
@@ -326,12 +327,35 @@ def _settings(optimizer: Optimizer) -> dict[str, Any]:
     return found
 
 
-def _refuse_sparse(model: nn.Module) -> None:
-    """Refuse embeddings with sparse gradients.
+def _refuse_divided(model: nn.Module) -> None:
+    """Refuse tensors that a call of torch has sharded.
 
     Raises:
         ConfigError: The model has one.
     """
+    for name, tensor in _tensors(model):
+        if local_part(tensor) is not tensor:
+            raise ConfigError(
+                f"`prepare`: `{name}` is a DTensor, which is divided over processes already",
+                hint="give the model as it was before `fully_shard` or `distribute_tensor`: "
+                "`lmcore.start(zero_stage=3)` shards it",
+            )
+
+
+def _refuse_sparse(model: nn.Module) -> None:
+    """Refuse sparse tensors, and embeddings with sparse gradients.
+
+    Raises:
+        ConfigError: The model has one.
+    """
+    for name, tensor in _tensors(model):
+        if tensor.layout != torch.strided:
+            raise ConfigError(
+                f"`prepare`: `{name}` is sparse",
+                why="all ranks get the tensors of rank 0, which have to be dense for that",
+                hint="keep it dense (`to_dense()`), or as an attribute that is no parameter or "
+                "buffer",
+            )
     for name, module in model.named_modules():
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
             from lmcore.parallel.gradient_buckets import sparse_gradient
@@ -339,16 +363,34 @@ def _refuse_sparse(model: nn.Module) -> None:
             raise sparse_gradient(f"{name}.weight" if name else "weight")
 
 
-def _refuse_complex(model: nn.Module) -> None:
-    """Refuse complex parameters, whose gradients torch does not shard."""
+def _refuse_unsharded(model: nn.Module) -> None:
+    """Refuse parameters that torch does not shard.
+
+    Raises:
+        ConfigError: The model has one.
+    """
     for name, parameter in model.named_parameters():
         if parameter.is_complex():
-            raise ConfigError(
-                f"`prepare`: `{name}` is complex",
-                why="models with `zero_stage` are sharded with real parameters only",
-                hint="use `zero_stage=0`, or keep the real and imaginary parts "
-                "(`torch.view_as_real`) as the parameter",
+            fault = "complex"
+            hint = "keep the real and imaginary parts (`torch.view_as_real`) as the parameter"
+        elif parameter.dim() == 0:
+            fault = "a scalar"
+            hint = "give it one dimension: `nn.Parameter(value.reshape(1))`"
+        elif parameter.numel() == 0:
+            fault, hint = f"empty ({list(parameter.shape)})", "make it a buffer, or leave it out"
+        elif not parameter.is_contiguous():
+            fault = f"not contiguous (strides {list(parameter.stride())})"
+            hint = (
+                "`model.to(memory_format=torch.contiguous_format)` before for channels-last "
+                "weights, `parameter.data = parameter.data.contiguous()` for others"
             )
+        else:
+            continue
+        raise ConfigError(
+            f"`prepare`: `{name}` is {fault}",
+            why="`zero_stage` shards real, contiguous parameters with elements and dimensions only",
+            hint=f"use `zero_stage=0`, or {hint}",
+        )
 
 
 def _share_again(model: nn.Module, before: Mapping[str, nn.Parameter]) -> None:
@@ -409,7 +451,8 @@ def _layers(model: nn.Module) -> Iterator[nn.Module]:
 
 def _of_dtypes(policy: PrecisionPolicy, dtypes: Mapping[str, str]) -> ConfigError | None:
     """Return the error that a model had weights of another dtype than a policy keeps."""
-    other = next((name for name, dtype in dtypes.items() if dtype != policy.keep), None)
+    real = {name: dtype for name, dtype in dtypes.items() if not dtype.startswith("complex")}
+    other = next((name for name, dtype in real.items() if dtype != policy.keep), None)
     if other is None or policy.keep != "float32":
         return None
     return ConfigError(

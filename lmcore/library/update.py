@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -153,7 +154,7 @@ class Updates:
             raise ConfigError(
                 f"`backward` of {shape}",
                 why="a loss is a tensor of one element",
-                hint="take its mean: `loss.mean()`",
+                hint=_loss_hint(loss),
             )
         if not loss.requires_grad:
             raise ConfigError(
@@ -172,12 +173,7 @@ class Updates:
 
         With a loss scale, an update whose gradients overflow is skipped, and the scale is lowered.
         """
-        if not hasattr(optimizer, "param_groups"):
-            raise ConfigError(
-                f"`step` of {type(optimizer).__name__}",
-                why="it is not a `torch.optim.Optimizer`",
-                hint="call `rt.step(optimizer)`",
-            )
+        self._check_optimizer(optimizer)
         is_number = isinstance(clip, (int, float)) and not isinstance(clip, bool)
         if clip is not None and not (is_number and clip > 0):
             raise ConfigError(f"`step(clip={clip!r})`: expected a positive norm, or None")
@@ -219,6 +215,22 @@ class Updates:
         self.count += 1
         self.updated = True
         return None if clip is None else norm
+
+    def _check_optimizer(self, optimizer: Any) -> None:
+        """Refuse what is no optimizer, and one whose step computes the loss again."""
+        if not hasattr(optimizer, "param_groups"):
+            raise ConfigError(
+                f"`step` of {type(optimizer).__name__}",
+                why="it is not a `torch.optim.Optimizer`",
+                hint="call `rt.step(optimizer)`",
+            )
+        if optimizer not in self._stepped and _needs_closure(optimizer):
+            raise ConfigError(
+                f"`step` of {type(optimizer).__name__}",
+                why="its step calls a closure, which computes the loss again",
+                hint="call its own step, `optimizer.step(closure)`, with `rt.backward(loss)` in "
+                "the closure",
+            )
 
     def _factor(self) -> float | Tensor:
         """Return the factor of complete gradients, for the mean over the losses of an update."""
@@ -366,6 +378,29 @@ class Updates:
             return all_reduce_scalars_on_device(self._runtime, square)[0].sqrt()
         norm = self._norm(every)
         return norm if scale == 1.0 else norm / scale
+
+
+def _loss_hint(found: Any) -> str:
+    """Return what to give to `backward` instead of *found*, which is no loss."""
+    if isinstance(found, Tensor):
+        return "take its mean: `loss.mean()`"
+    if isinstance(found, Mapping) and "loss" in found:
+        by_attribute = hasattr(found, "loss")
+        return "give its loss: " + ("`output.loss`" if by_attribute else '`output["loss"]`')
+    if isinstance(getattr(found, "loss", None), Tensor):
+        return "give its loss: `output.loss`"
+    if isinstance(found, (int, float)):
+        return "give the tensor that the model computed, without `.item()`"
+    return "give the tensor that the loss function returned"
+
+
+def _needs_closure(optimizer: Optimizer) -> bool:
+    """Return True if the `step` of an optimizer has to be given a closure."""
+    try:
+        wanted = inspect.signature(optimizer.step).parameters.get("closure")
+    except (TypeError, ValueError):  # not readable: torch says so if one is needed
+        return False
+    return wanted is not None and wanted.default is inspect.Parameter.empty
 
 
 def _trains(optimizer: Optimizer) -> bool:

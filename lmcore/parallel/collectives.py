@@ -108,17 +108,26 @@ def broadcast_coalesced(tensors: list[Tensor], axis: Axis) -> None:
     """Replace each tensor in place by the one of the first rank of *axis*; not differentiable.
 
     Args:
-        tensors: Tensors on one device; the same shapes and dtypes on all ranks of *axis*.
+        tensors: Tensors on one device, which may be expanded; the same shapes, strides and dtypes
+            on all ranks of *axis*.
         axis: Axis of the mesh.
     """
     if axis.size == 1:
         return
     by_dtype: dict[torch.dtype, list[Tensor]] = {}
     for tensor in tensors:
-        by_dtype.setdefault(tensor.dtype, []).append(tensor)
+        by_dtype.setdefault(tensor.dtype, []).append(_once(tensor))
     for same in by_dtype.values():
         for flat in _flat_buffers(same):
             axis.clock.wait(distributed.broadcast, flat, src=axis.ranks[0], group=axis.group)
+
+
+def _once(tensor: Tensor) -> Tensor:
+    """Return a view of *tensor* that has each element of an expanded dimension once."""
+    for dim, (size, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        if stride == 0 and size > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
 
 
 def _flat_buffers(tensors: list[Tensor]) -> Iterator[Tensor]:

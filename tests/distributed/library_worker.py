@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
 from torch.utils.data import DataLoader
 
@@ -404,11 +405,19 @@ def optimizers(timeout: float) -> None:
                 rt.prepare(kind(model.parameters()))
             except lmcore.ConfigError as error:
                 show(error.what)
-        layer = nn.Linear(2, 2, dtype=torch.complex64)
-        try:
-            rt.prepare(layer)
-        except lmcore.ConfigError as error:
-            show(error.what)
+        weights = (
+            torch.ones(2, 2, dtype=torch.complex64),
+            torch.tensor(1.0),
+            torch.ones(0, 2),
+            torch.ones(2, 3).t(),
+        )
+        for weight in weights:
+            layer = nn.Linear(2, 2)
+            layer.weight = nn.Parameter(weight)
+            try:
+                rt.prepare(layer)
+            except lmcore.ConfigError as error:
+                show(error.what)
 
 
 def averaged_weights(timeout: float) -> None:
@@ -531,6 +540,10 @@ def misuse(timeout: float) -> None:
             noted(loss.backward)
             noted(lambda: rt.backward(nn.Linear(8, 3)(x).mean()))
             noted(lambda: rt.prepare(nn.Sequential(nn.Embedding(4, 2, sparse=True))))
+            graph = nn.Linear(2, 2)
+            graph.register_buffer("edges", torch.eye(2).to_sparse())
+            noted(functools.partial(rt.prepare, graph))
+            noted(lambda: rt.prepare(fully_shard(nn.Linear(2, 2))))
             noted(lambda: rt.prepare(nn.Sequential(nn.Tanh() if rt.rank else nn.ReLU())))
 
 

@@ -104,7 +104,7 @@ def test_hooks_of_gradients(start: Any) -> None:
 
 
 def test_optimizers_of_sharded_models(start: Any) -> None:
-    """State of the constructor is sharded; optimizers and dtypes that torch fails at are named."""
+    """State of the constructor is sharded; optimizers and weights that torch fails at are named."""
     for ended in start("optimizers", worker=WORKER):
         assert ended.status == 0, ended.errors
         plain, weights, *refused = ended.printed
@@ -113,6 +113,9 @@ def test_optimizers_of_sharded_models(start: Any) -> None:
         assert refused == [
             *(f"`prepare`: {name} with `zero_stage`" for name in names),
             "`prepare`: `weight` is complex",
+            "`prepare`: `weight` is a scalar",
+            "`prepare`: `weight` is empty ([0, 2])",
+            "`prepare`: `weight` is not contiguous (strides [1, 3])",
         ]
 
 
@@ -155,6 +158,8 @@ def test_mistakes_that_would_make_ranks_differ(start: Any) -> None:
             "on this rank only",
             "depends on no prepared model",
             "the gradient of `0.weight` is sparse",
+            "`edges` is sparse",
+            "`weight` is a DTensor",
             "module 0:",
         ]
         for found, words in zip(ended.printed, (mistakes * 3)[1:], strict=True):

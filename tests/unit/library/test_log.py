@@ -53,6 +53,13 @@ def test_wrong_values(values, tmp_path):
         rt.log(values)
 
 
+@pytest.mark.parametrize("values", ["loss", 0.5, [("loss", 0.5)], None])
+def test_values_without_names(values):
+    """Anything but numbers and texts by name is refused."""
+    with lmcore.start(device="cpu") as rt, pytest.raises(ConfigError, match="`log` of"):
+        rt.log(values)
+
+
 @pytest.mark.parametrize("step", [-1, 1.5, True, "3"])
 def test_wrong_steps(step):
     """A step is an integer of 0 or more."""

@@ -375,6 +375,19 @@ def step_without_last(rt: Any, model: nn.Module, optimizer: torch.optim.Optimize
     [
         (lambda rt, model, optimizer: rt.backward(model(torch.ones(2, 6))), "take its mean"),
         (lambda rt, model, optimizer: rt.backward(torch.ones(())), "no trained parameter"),
+        (lambda rt, model, optimizer: rt.backward({"loss": torch.ones(())}), '`output["loss"]`'),
+        (
+            lambda rt, model, optimizer: rt.backward(SimpleNamespace(loss=torch.ones(()))),
+            "`output.loss`",
+        ),
+        (lambda rt, model, optimizer: rt.backward(0.5), "without `.item()`"),
+        (lambda rt, model, optimizer: rt.backward(None), "that the loss function returned"),
+        (
+            lambda rt, model, optimizer: with_a_gradient(rt, model).step(
+                torch.optim.LBFGS(model.parameters())
+            ),
+            "`optimizer.step(closure)`",
+        ),
         *[
             (lambda rt, model, optimizer, clip=clip: rt.step(optimizer, clip=clip), "clip=")
             for clip in (0, -1, math.nan, "1", True)

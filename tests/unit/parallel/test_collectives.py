@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, distributed
 
 from lmcore.parallel import collectives
-from lmcore.parallel.collectives import all_reduce_coalesced
+from lmcore.parallel.collectives import all_reduce_coalesced, broadcast_coalesced
 from lmcore.parallel.mesh import Axis
 
 
@@ -54,3 +54,21 @@ def test_no_collective_without_need(sent: list[int]) -> None:
     all_reduce_coalesced([], axis(2))
     assert sent == []
     assert tensor.tolist() == [1.0, 1.0]
+
+
+def test_expanded_tensors_are_broadcast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An element that an expanded tensor shows several times is sent once, and received."""
+    sizes: list[int] = []
+
+    def broadcast(flat: Tensor, src: int, group: Any) -> None:
+        assert (src, group) == (0, "a group")
+        sizes.append(flat.numel())
+        flat.add_(1)
+
+    monkeypatch.setattr(distributed, "broadcast", broadcast)
+    tensors = [torch.arange(3.0).view(3, 1).expand(3, 4), torch.zeros(2), torch.ones(()).expand(5)]
+    broadcast_coalesced(tensors, axis(2))
+    assert sizes == [3 + 2 + 1]
+    assert torch.equal(tensors[0], torch.arange(1.0, 4.0).view(3, 1).expand(3, 4))
+    assert tensors[1].tolist() == [1.0, 1.0]
+    assert tensors[2].tolist() == 5 * [2.0]
