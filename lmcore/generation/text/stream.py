@@ -31,37 +31,63 @@ class TextStream:
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
         # Decoded with the tokens before: the text between two tokens may depend on both.
-        self._ids = _latest(prompt)
+        self._ids = _latest(tokenizer, prompt)
         before = tokenizer.decode(self._ids)
         self._unsure = _num_incomplete(before)
         """U+FFFD at the end of the prompt's text, which a further token may complete."""
-        self._returned = len(before) - self._unsure
+        self._before = before[: len(before) - self._unsure]
+        """Text of the tokens that has been returned, or is the prompt's."""
+        self._num_new = 0
+        """Tokens since all text had been returned."""
 
     def push(self, token: int) -> str:
         """Return the text that *token* completes; empty within a character."""
         self._ids.append(token)
+        self._num_new += 1
         text = self._tokenizer.decode(self._ids)
         incomplete = _num_incomplete(text)
+        if self._is_spoiled(text):
+            if incomplete and self._num_new <= _MOST_INCOMPLETE:
+                return ""
+            text = self._alone()
+            incomplete = _num_incomplete(text)
         piece = self._advance(text[: len(text) - incomplete])
         if not incomplete:
+            self._num_new = 0
             self._forget()
         return piece
 
     def finish(self) -> str:
         """Return the remaining text; bytes that are no character become U+FFFD."""
-        return self._advance(self._tokenizer.decode(self._ids))
+        text = self._tokenizer.decode(self._ids)
+        return self._advance(self._alone() if self._is_spoiled(text) else text)
+
+    def _is_spoiled(self, text: str) -> bool:
+        """Return True if bytes that are no character have changed the text before them.
+
+        With `ByteFallback` of the `tokenizers` library one such byte, which a further token may
+        complete, makes U+FFFD of each byte token in a row.
+        """
+        broken = text.count(_INCOMPLETE) > self._before.count(_INCOMPLETE)
+        return broken and not text.startswith(self._before) and len(text) > len(self._before)
+
+    def _alone(self) -> str:
+        """Return the text of the new tokens by themselves, and drop those before."""
+        self._ids = self._ids[-self._num_new :]
+        self._before, self._unsure = "", 0
+        return self._tokenizer.decode(self._ids)
 
     def _forget(self) -> None:
         """Drop old tokens, at a place where all text has been returned."""
         if len(self._ids) > _MOST_TOKENS:
-            self._ids = _latest(self._ids)
-            self._returned = len(self._tokenizer.decode(self._ids))
+            self._ids = _latest(self._tokenizer, self._ids)
+            self._before = self._tokenizer.decode(self._ids)
 
     def _advance(self, text: str) -> str:
-        start = _after_prompt(text, self._returned, self._unsure)
+        start = _after_prompt(text, len(self._before), self._unsure)
         if len(text) > start:
             self._unsure = 0
-            self._returned = len(text)
+            self._before = text
         return text[start:]
 
 
@@ -74,6 +100,9 @@ def continuation(tokenizer: Tokenizer, prompt: Sequence[int], tokens: Sequence[i
         tokens: Token ids after the prompt.
     """
     before, text = tokenizer.decode(prompt), tokenizer.decode([*prompt, *tokens])
+    if _INCOMPLETE in text:  # it may have spoiled the text before it
+        stream = TextStream(tokenizer, prompt)
+        return "".join([*map(stream.push, tokens), stream.finish()])
     unsure = _num_incomplete(before)
     return text[_after_prompt(text, len(before) - unsure, unsure) :]
 
@@ -99,6 +128,15 @@ def _after_prompt(text: str, start: int, unsure: int) -> int:
     return start
 
 
-def _latest(ids: Sequence[int]) -> list[int]:
-    """Return the last tokens, as many as are decoded with the next one."""
-    return list(ids if len(ids) <= _MOST_TOKENS else ids[-_MOST_TOKENS // 2 :])
+def _latest(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
+    """Return the last tokens, as many as are decoded with the next one.
+
+    They begin with a whole character: some decoders make U+FFFD of all that follow a part of one.
+    """
+    if len(ids) <= _MOST_TOKENS:
+        return list(ids)
+    kept = ids[-_MOST_TOKENS // 2 :]
+    whole = tokenizer.decode(ids)
+    starts = range(_MOST_INCOMPLETE + 1)
+    start = next((one for one in starts if whole.endswith(tokenizer.decode(kept[one:]))), 0)
+    return list(kept[start:])

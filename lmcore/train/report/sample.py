@@ -11,6 +11,7 @@ from lmcore.checkpoint import read_manifest
 from lmcore.families.protocol import CausalLM, Model, SourceLM
 from lmcore.generation.generate import generate
 from lmcore.generation.sampling.options import SamplingOptions
+from lmcore.generation.text.stream import continuation
 from lmcore.inference.fix_weights import device_attention
 from lmcore.inference.load import load_weights, weight_bytes
 from lmcore.inference.text_model import Execution
@@ -120,7 +121,7 @@ def generate_sample(
     if not prompt or len(prompt) >= room:
         return None
     with runtime.rng.preserved(), device_attention(model, runtime):
-        (continuation,) = generate(
+        (made,) = generate(
             model,
             [prompt],
             num_tokens=min(training.sample_tokens, room - len(prompt)),
@@ -130,7 +131,7 @@ def generate_sample(
             vocab_size=tokenizer.vocab_size,
             execution=Execution.on(runtime.device, runtime.precision.context),
         )
-    return SampleText(tokenizer.decode(prompt), tokenizer.decode(continuation.tokens))
+    return SampleText(tokenizer.decode(prompt), continuation(tokenizer, prompt, made.tokens))
 
 
 def _opening(datasets: RunDatasets, length: int) -> list[int]:

@@ -6,10 +6,12 @@ import random
 from pathlib import Path
 
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import decoders, models, normalizers
 
-from lmcore.data.tokenizer import ByteTokenizer, NullTokenizer, build_tokenizer
+from lmcore.data.tokenizer import ByteTokenizer, NullTokenizer, Tokenizer, build_tokenizer
 from lmcore.generation.text.stream import TextStream, continuation
 
 BYTES = ByteTokenizer()
@@ -91,6 +93,59 @@ def test_no_replacement_in_valid_text(text: str) -> None:
     assert all("\ufffd" not in piece for piece in pieces(list(text.encode()), []))
 
 
+def byte_fallback(folder: Path) -> Tokenizer:
+    """Return a tokenizer as Llama's `tokenizer.json`: bytes for characters that it lacks."""
+    vocabulary = {f"<0x{byte:02X}>": byte for byte in range(256)}
+    vocabulary |= {"<unk>": 256, "\N{LOWER ONE EIGHTH BLOCK}": 257, "a": 258, "b": 259}
+    library = tokenizers.Tokenizer(
+        models.BPE(vocab=vocabulary, merges=[], byte_fallback=True, unk_token="<unk>")
+    )
+    library.normalizer = normalizers.Replace(" ", "\N{LOWER ONE EIGHTH BLOCK}")
+    library.decoder = decoders.Sequence(
+        [
+            decoders.Replace("\N{LOWER ONE EIGHTH BLOCK}", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+        ]
+    )
+    library.save(str(folder / "tokenizer.json"))
+    return build_tokenizer("HuggingFaceTokenizer", tokenizer_name_or_path=str(folder))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a\N{SAUROPOD}\N{T-REX}b",
+        "a\n\n\N{SAUROPOD}\n\u6f22\u5b57 b",
+        "\u6f22\u5b57" * 40 + " b\u6f22a",
+    ],
+    ids=["emojis", "line breaks", "long"],
+)
+@pytest.mark.parametrize("cut", [0, 1, 8, 100])
+def test_bytes_in_a_row(text: str, cut: int, tmp_path: Path) -> None:
+    """Characters of byte tokens are whole, whatever byte tokens are before, and in the prompt."""
+    tokenizer = byte_fallback(tmp_path)
+    prompt, rest = text[:cut], text[cut:]
+    stream = TextStream(tokenizer, tokenizer.encode(prompt))
+    found = [stream.push(token) for token in tokenizer.encode(rest)]
+    assert "".join(found) == rest
+    assert stream.finish() == ""
+
+
+def test_broken_bytes_in_a_row(tmp_path: Path) -> None:
+    """A broken byte is one U+FFFD, and neither the text before nor after it is lost."""
+    tokenizer = byte_fallback(tmp_path)
+    stream = TextStream(tokenizer)
+    ids = [*"\N{SAUROPOD}".encode(), 0xF0, 258, 259]
+    assert "".join(map(stream.push, ids)) == "\N{SAUROPOD}\ufffdab"
+    assert [stream.push(0x80) for _ in range(50)].count("") <= 3
+    assert "".join(map(stream.push, [258])).endswith("a")
+    ends = TextStream(tokenizer)
+    assert "".join(map(ends.push, [*b"\n", 0xF0, 0x9F])) == "\n"
+    assert ends.finish() == "\ufffd\ufffd"
+    assert continuation(tokenizer, [258], [*"\N{SAUROPOD}".encode(), 0xF0]) == "\N{SAUROPOD}\ufffd"
+
+
 REAL = {
     "gpt2": (
         "GPT2BPETokenizer",
@@ -115,4 +170,7 @@ def test_long_texts(name: str, shared_data: Path) -> None:
         stream = TextStream(tokenizer, prompt)
         found = [stream.push(token) for token in ids] + [stream.finish()]
         assert "".join(found) == continuation(tokenizer, prompt, ids)
+        before, whole = tokenizer.decode(prompt), tokenizer.decode([*prompt, *ids])
+        assert whole.startswith(before.rstrip("\ufffd"))
+        assert whole.endswith("".join(found))
         assert len(stream._ids) <= 70

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 
-from lmcore.data.tokenizer import build_tokenizer
+from lmcore.data.tokenizer import ByteTokenizer, build_tokenizer
 from lmcore.families.gpt.model import GPT
 from lmcore.families.layers.transformer import Attention
 from lmcore.train.report.sample import generate_sample
@@ -60,6 +61,20 @@ def test_rows_without_a_token_are_not_drawn(sample: Any) -> None:
     """A `--vocab-size` beyond the tokenizer's makes rows that no text has."""
     found, _ = sample("--sample-tokens 12 --vocab-size 4000", "A")
     assert found.text
+
+
+class _Spaced(ByteTokenizer):
+    """Tokenizer that writes a space between two tokens, as one of words does."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return " ".join(map(str, ids))
+
+
+def test_the_text_joins_the_prompt(sample: Any) -> None:
+    """The text begins with what its tokenizer writes between the prompt and it."""
+    found, _ = sample("--sample-tokens 3", "A", _Spaced())
+    assert found.prompt == "65"
+    assert found.text.startswith(" ")
 
 
 def test_same_seed_same_text(sample: Any) -> None:
