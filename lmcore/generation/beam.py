@@ -139,7 +139,9 @@ class BeamSearch:
         """Take the best candidates; return the text that each of the new ones continues."""
         order: list[int] = []
         following: list[_Open] = []
-        candidates = _best(self._beams, logprobs_WV, 2 * self._width)
+        # Each text has as many candidates that end it as there are stop tokens.
+        count = (1 + max(len(self._stop), 1)) * self._width
+        candidates = _best(self._beams, logprobs_WV, count)
         for rank, (row, token, logprob) in enumerate(candidates):
             beam = self._beams[row].extended(token, logprob)
             if token in self._stop:

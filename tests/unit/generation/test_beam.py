@@ -13,7 +13,7 @@ from lmcore.base.errors import RunError
 from lmcore.contract import OP_SPECS, OpTable
 from lmcore.families.gpt.model import GPT
 from lmcore.families.op_binding import OpBinding
-from lmcore.generation.beam import Beam, beam_search
+from lmcore.generation.beam import Beam, BeamSearch, beam_search
 
 VOCABULARY = 257
 
@@ -48,7 +48,7 @@ def by_hand(
             for tokens, total in beams
             for token, value in enumerate(logprobs(model, [*prompt, *tokens]))
         ]
-        candidates = sorted(candidates, key=lambda one: -one[1])[: 2 * width]
+        candidates.sort(key=lambda one: -one[1])
         beams = []
         for rank, (tokens, total) in enumerate(candidates):
             if tokens[-1] in stop:
@@ -96,6 +96,16 @@ def test_stop_tokens(model: GPT, penalty: float) -> None:
         assert one.score == pytest.approx(
             sum(one.logprobs) / len(one.logprobs) ** penalty, abs=1e-5
         )
+
+
+def test_many_stop_tokens(model: GPT) -> None:
+    """Likelier stop tokens do not lower the number of texts that a search continues."""
+    values = logprobs(model, [5])
+    order = sorted(range(VOCABULARY), key=lambda token: -values[token])
+    stop = frozenset(order[1:9])
+    search = BeamSearch(model, [5], width=3, max_tokens=4, vocab_size=VOCABULARY, stop_tokens=stop)
+    search.step()
+    assert [one.tokens for one in search._beams] == [(order[at],) for at in (0, 9, 10)]
 
 
 def test_a_wide_search_finds_the_best_of_all_texts(model: GPT) -> None:
