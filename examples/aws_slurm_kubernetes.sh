@@ -14,6 +14,7 @@ run=${1:-runs/launched}
 iters=${ITERS:-100}
 data=$run-data
 jobs=$data/jobs
+bash "$here/shared/require_inputs.sh" "$0 [RUN_DIRECTORY]" 1 "$@"
 bash "$here/shared/require_absent.sh" "$run" "$data" "$run-benchmark"
 mkdir -p "$jobs"
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +60,9 @@ For programs beside training, such as preprocess_data.py, the result is a comman
 A script is read and never run: variables and here-documents are followed, and what only a run
 would give is listed.  Give it by --set NAME=VALUE."""
 _MOST_BYTES = 1 << 22
+_DIRECTIVE = re.compile(r"^(#SBATCH|#PBS)[ \t]+\S", re.MULTILINE)
+_JOBS = {"#SBATCH": "slurm", "#PBS": "pbs"}
+"""Directives of schedulers, with the kind of job of `lmcore launch`."""
 _RUNNERS = frozenset({"bash", "sh", "source", "sbatch", "qsub"})
 """Words before the path of a script in the command that starts it."""
 
@@ -328,8 +333,22 @@ def _print_open(script: ShellScript, stream: Any) -> None:
     if script.unknown:
         print("without a value (give it by `--set NAME=VALUE`, or edit the file):", file=stream)
         print("  " + ", ".join(map(printable, script.unknown)), file=stream)
-    for note in script.notes:
+    for note in [*script.notes, *_rest_of_job(script)]:
         print(f"note: {printable(note)}", file=stream)
+
+
+def _rest_of_job(script: ShellScript) -> Iterator[str]:
+    """Yield a note about the directives of a job and the variables for its programs."""
+    counts = Counter(_DIRECTIVE.findall(script.text))
+    parts = [f"{count} `{sign}` line{'s' * (count != 1)}" for sign, count in counts.items()]
+    if script.exports:
+        parts.append("exports of " + ", ".join(f"`{name}`" for name in script.exports))
+    if parts:
+        kind = next((f" {_JOBS[sign]}" for sign in counts), "")
+        yield (
+            f"only the command is translated: keep the script's {' and '.join(parts)} around the "
+            f"new command, or write them in a profile for `lmcore launch{kind}`"
+        )
 
 
 def _report(rows: Sequence[FlagRow], script: ShellScript, made: _Made, stream: Any) -> None:

@@ -17,6 +17,7 @@ from lmcore.config.foreign.shell_values import SPACE, Variables, substitution_en
 __all__ = ["ShellScript", "read_shell"]
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=")
+_NAME = re.compile(r"[A-Za-z_]\w*")
 _KEYWORDS = frozenset({"if", "then", "elif", "else", "while", "until", "do", "{", "!", "time"})
 _ENDS = frozenset({"fi", "done", "esac", "}"})
 _DECLARE = frozenset({"export", "declare", "local", "readonly", "typeset"})
@@ -38,6 +39,7 @@ class ShellScript:
         unknown: Values that only a run of the script has, as written, in order: variables
             without a value and the output of commands.
         notes: Further parts that a reader has to look at, a line each.
+        exports: Variables that it exports and does not use itself, in order.
         text: The script itself.
     """
 
@@ -45,6 +47,7 @@ class ShellScript:
     files: dict[str, str] = field(default_factory=dict)
     unknown: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    exports: list[str] = field(default_factory=list)
     text: str = ""
 
 
@@ -96,6 +99,7 @@ def read_shell(text: str, variables: Mapping[str, str], names: Collection[str] =
     values.check_given(names)
     script.commands = [[one.replace(SPACE, " ") for one in words] for words in script.commands]
     script.unknown = values.unknown
+    script.exports = [one for one in dict.fromkeys(script.exports) if one not in values.read]
     return script
 
 
@@ -276,6 +280,10 @@ class _Reader:
             self.branches += _plain(words[0]) == "if"
             words = words[1:]
         self.branches -= bool(words) and _plain(words[0]) == "fi"
+        if words and _plain(words[0]) == "export":
+            self.script.exports += [
+                held.group() for one in words[1:] if one and (held := _NAME.match(one[0].text))
+            ]
         if words and _plain(words[0]) in _DECLARE:
             words = [one for one in words[1:] if one and _ASSIGNMENT.match(one[0].text)]
         while words and (not words[0] or self._assign(words[0])):

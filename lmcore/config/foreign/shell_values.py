@@ -40,6 +40,7 @@ class Variables:
 
     Attributes:
         unknown: Texts that only a run of the script would replace, in order.
+        read: Names of the variables whose values the script uses.
     """
 
     def __init__(self, given: Mapping[str, str]) -> None:
@@ -53,6 +54,7 @@ class Variables:
         self._fixed = frozenset(given)
         self._named: dict[str, None] = {}  # variables of the script, in order
         self.unknown: list[str] = []
+        self.read: set[str] = set()
 
     def check_given(self, names: Collection[str] = ()) -> None:
         """Check, after the script was read, that it has a variable of each name given.
@@ -151,6 +153,7 @@ class Variables:
         if held is None:
             return None
         self._named[held.group()] = None
+        self.read.add(held.group())
         values, rest = self._values.get(held.group()), inner[held.end() :]
         if count:
             return None if values is None else [str(len(values))]

@@ -56,7 +56,7 @@ class OptimizerSection:
             "adam8bit",
         ),
         form="module:Class",
-        aliases={"adamw": "adam"},
+        aliases={"adamw": "adam", "sophiag": "sophia", "adamwschedulefree": "schedulefree"},
         on_resume=CHECKED,
     )
     optimizer_args: tuple[str, ...] = option(

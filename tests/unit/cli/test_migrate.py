@@ -339,6 +339,49 @@ def test_a_value_for_no_variable_of_the_script_is_refused(
     assert run([script(tmp_path, text), "--set", "HIDDEN=8", "LAYERS=4"]) == 0
 
 
+JOB = """\
+#!/bin/bash
+#SBATCH --nodes=2 # nodes
+#SBATCH --exclusive
+#PBS
+export NCCL_DEBUG=INFO FI_PROVIDER=efa # of the network
+export FLAGS="--num-layers 3"
+LATER=1
+export LATER
+export NOT_SAID=$FLAGS; echo $NOT_SAID
+"""
+
+
+@pytest.mark.parametrize(
+    "script_text,wanted",
+    [
+        (
+            JOB + "srun python pretrain_gpt.py $FLAGS --data-path x\n",
+            "2 `#SBATCH` lines and exports of `NCCL_DEBUG`, `FI_PROVIDER`, `LATER` around",
+        ),
+        (
+            JOB.replace("#SBATCH", "#PBS -l") + "mpiexec python preprocess_data.py --input x\n",
+            "2 `#PBS` lines and exports of `NCCL_DEBUG`, `FI_PROVIDER`, `LATER` around",
+        ),
+        (
+            "export A=1\npython pretrain_gpt.py --num-layers 2\n",
+            "the script's exports of `A` around",
+        ),
+        ("A=1 python pretrain_gpt.py --num-layers 2 # SBATCH\n", ""),
+    ],
+)
+def test_the_rest_of_a_job_is_named(
+    script_text: str, wanted: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A job's directives and the variables that it exports for its programs are not settings."""
+    report = migrated([script(tmp_path, script_text)], capsys)[1]
+    notes = [line for line in report.splitlines() if "only the command is translated" in line]
+    assert len(notes) == bool(wanted)
+    assert wanted in "".join(notes)
+    kind = {"#SBATCH": "slurm", "#PBS": "pbs"}.get(wanted.split("`")[1] if wanted else "", "")
+    assert f"lmcore launch {kind}" in "".join(notes) or not kind
+
+
 POD = """\
 apiVersion: kubeflow.org/v1
 kind: PyTorchJob

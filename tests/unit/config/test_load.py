@@ -35,6 +35,15 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return write_file
 
 
+@pytest.mark.parametrize(
+    "name,here",
+    [("adamw", "adam"), ("sophiag", "sophia"), ("AdamWScheduleFree", "schedulefree")],
+)
+def test_optimizers_have_their_names_in_forks_too(name: str, here: str) -> None:
+    """`OPT=sophiag` of Argonne's scripts is an optimizer here."""
+    assert load_config(["--optimizer", name], announce=False).value("optimizer") == here
+
+
 def test_problems_of_the_settings_come_with_unsupported_flags() -> None:
     """Flags that are refused do not hide what is wrong with the settings."""
     with pytest.raises(ConfigError) as caught:
