@@ -29,6 +29,7 @@ MESSAGES = {
         "in a call of 2,097,153 elements, 16,384 of 32,768 blocks of 64 drop what another block",
     ),
     ("bias_dropout_add", "widths"): ("width 32,768",),
+    ("bias_gelu", "history"): ("regular, float32: in another thread, the output ",),
     ("bias_gelu", "widths"): ("width 32,768",),
     ("cross_entropy", "widths"): ("vocabulary of 131,072",),
     ("cross_entropy", "elements"): (
@@ -53,6 +54,7 @@ MESSAGES = {
         "one token of each sample, float32, under `no_grad`: it changes its argument `x_BNSD`",
     ),
     ("rotary_embedding", "widths"): ("65,541 positions",),
+    ("scaled_masked_softmax", "pure"): ("it draws random numbers, and the reference draws none",),
     ("scaled_masked_softmax", "widths"): ("65,541 keys",),
     ("scaled_masked_softmax", "elements"): ("elements of equal blocks, float32: the output in b",),
     ("swiglu", "widths"): ("width 32,768",),

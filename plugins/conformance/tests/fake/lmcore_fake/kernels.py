@@ -3,6 +3,7 @@
 import functools
 import inspect
 import math
+import threading
 import time
 
 import torch
@@ -748,6 +749,19 @@ def _(x, weight, bias, epsilon):
     """Keep the input of every call."""
     _EVERY.append(x.detach())
     return reference.layer_norm(x, weight, bias, epsilon)
+
+
+@misfit("bias_gelu", "history")
+def _(x, bias):
+    """Be right in the thread that the process began with."""
+    out = reference.bias_gelu(x, bias)
+    return out if threading.current_thread() is threading.main_thread() else 1.01 * out
+
+
+@misfit("scaled_masked_softmax", "pure")
+def _(x, mask, scale):
+    """Draw a number that changes nothing."""
+    return reference.scaled_masked_softmax(x, mask, scale) + 0 * torch.rand(())
 
 
 @misfit("scaled_masked_softmax", "elements")

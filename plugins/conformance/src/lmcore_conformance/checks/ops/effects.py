@@ -6,6 +6,7 @@ As `ops`, a check is an op and a property, and reports the first fault of each k
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from inspect import signature
@@ -151,9 +152,26 @@ def _pure(bench: Bench, op: str) -> str:
             state = TorchState.now(bench.device.type)
             for wrong in _changes(use):
                 add(wrong)
+            if _draws(use, use.kernel.function) and not _draws(
+                use, load_target(SPECS[op].reference)
+            ):
+                add("it draws random numbers, and the reference draws none")
             for wrong in state.changes(bench.device.type):
                 add(wrong)
     return findings.conclude()
+
+
+def _draws(use: Use, function: Callable[..., Any]) -> bool:
+    """Return True if a call or its backward pass moves the generator of the device or the host."""
+    device = use.bench.device
+    arguments = _Arguments.of(use, gradients=True)
+    leaves = [arguments.by_place[place] for place in arguments.leaves]
+    before = device.get_rng_state().clone(), torch.get_rng_state()
+    out = arguments.call(function)
+    torch.autograd.grad(out, leaves, _incoming(out))
+    device.step_boundary()
+    after = device.get_rng_state(), torch.get_rng_state()
+    return not all(map(torch.equal, before, after))
 
 
 def _changes(use: Use) -> Iterator[str]:
@@ -203,6 +221,8 @@ def _history(bench: Bench, op: str) -> str:
         with findings.of(use.kernel, use.label) as add:
             for wrong in tensors_kept(bench, use.call):
                 add(f"it {wrong}")
+            for wrong in use.differences(_in_another_thread(use), BOTH):
+                add(f"in another thread, {wrong}")
     for use in _uses(bench, op):
         other = rounded(_other_numbers(use.case), getattr(torch, use.dtype))
         later = replace(use, case=other, wanted=oracle(other, getattr(torch, use.dtype)))
@@ -215,6 +235,17 @@ def _history(bench: Bench, op: str) -> str:
                     add(wrong)
     _history_in_autocast(bench, op, findings)
     return findings.conclude()
+
+
+def _in_another_thread(use: Use) -> Outcome:
+    """Return the result of a call in a thread that ends with it."""
+
+    def called() -> Outcome:
+        use.bench.device.set_current()
+        return use.call()
+
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(called).result()
 
 
 def _history_in_autocast(bench: Bench, op: str, findings: Findings) -> None:
@@ -316,10 +347,10 @@ _PROPERTIES: dict[str, tuple[Callable[[Bench, str], str], str, str]] = {
     "pure": (
         _pure,
         (
-            "`{op}` changes neither its arguments nor the incoming gradient, and no setting of "
-            "torch, in any dtype."
+            "`{op}` changes neither its arguments nor the incoming gradient, no setting of torch, "
+            "and no random state unless it drops, in any dtype."
         ),
-        "Recomputation and residual connections read them again.",
+        "Recomputation and residual connections read them again, and other layers draw next.",
     ),
     "no-grad": (
         _no_grad,
@@ -333,10 +364,13 @@ _PROPERTIES: dict[str, tuple[Callable[[Bench, str], str], str, str]] = {
         _history,
         (
             "`{op}` does not depend on earlier calls, also if the same memory held other numbers, "
-            "with and without autocast and gradients; it changes no earlier result, and keeps no "
-            "tensor of each call."
+            "with and without autocast and gradients, or on the thread that calls; it changes no "
+            "earlier result, and keeps no tensor of each call."
         ),
-        "Memory is reused: a kernel that recognises shapes or addresses returns old numbers.",
+        (
+            "Memory is reused: a kernel that recognises shapes or addresses returns old numbers. "
+            "The server computes in a thread of its own."
+        ),
     ),
     "repeatable": (
         _repeatable,
