@@ -68,8 +68,32 @@ _BY_HAND: Mapping[str, str] = {
     "convert_bloom_original_checkpoint_to_pytorch.py": (
         "`lmcore checkpoint convert IN OUT --to huggingface`"
     ),
+    "blacklist_urls.py": "`lmcore data clean url`",
+    **dict.fromkeys(
+        ("cleanup_dataset.py", "cleanup_fix_dataset.py"), "`lmcore data clean fix language length`"
+    ),
+    **dict.fromkeys(
+        (
+            *("find_duplicates.py", "group_duplicate_url.py", "group_duplicates_url.py"),
+            "remove_group_duplicates.py",
+        ),
+        "`lmcore data clean near`",
+    ),
+    "filter_ngrams.py": "`lmcore data clean ngram --tasks FILE`",
+    "add_id.py": "nothing: `lmcore data clean` names documents by file and line",
+    "merge_jsons.py": "nothing: `--input` takes several files, patterns and directories",
+    **dict.fromkeys(
+        ("perspective_api.py", "perspective_api_annotate.py", "filter-selfgeneration.py"),
+        "the example `detoxify.sh` of lmcore's sources, with a scorer of your own",
+    ),
+    "mix_datasets.py": "`lmcore data weights --epochs FILE`, or a list of your own",
 }
 """Programs whose flags are not translated, with what takes their place."""
+_BY_HAND_PATH: Mapping[str, str] = dict.fromkeys(
+    ("retro/main.py", "retro/preprocess_data.py"),
+    "`lmcore data retro --retro-project-dir DIR`, with the options of the Retro's training",
+)
+"""The same, by the end of their path."""
 _PRINTS = frozenset({"echo", "printf"})
 _SUBMITS = frozenset({"bash", "sh", "sbatch", "qsub"})
 _VARIABLE = re.compile(r"\$\{?[A-Za-z_]\w*(\[[@*]\])?\}?")
@@ -155,6 +179,8 @@ class OtherProgram:
 
 def _other_command(word: str) -> str | None:
     """Return the command of lmcore for a word that is the path of a program; None if it is not."""
+    if word.endswith((*_BY_HAND_PATH,)):
+        return None
     by_path = next((command for end, command in _BY_PATH.items() if word.endswith(end)), None)
     return by_path or _OTHER_PROGRAMS.get(word.rpartition("/")[2])
 
@@ -175,12 +201,19 @@ def other_programs(script: ShellScript) -> list[OtherProgram]:
 
 def programs_by_hand(script: ShellScript) -> list[str]:
     """Return a line for each program of a script whose flags are not translated, in order."""
-    names = (word.rpartition("/")[2] for words in script.commands for word in words)
-    return [
-        f"`{name}` is not translated; in its place: {_BY_HAND[name]}"
-        for name in dict.fromkeys(names)
-        if name in _BY_HAND
-    ]
+    found = dict.fromkeys(
+        (word.rpartition("/")[2], here)
+        for words in script.commands
+        for word in words
+        if (here := _by_hand(word)) is not None
+    )
+    return [f"`{name}` is not translated; in its place: {here}" for name, here in found]
+
+
+def _by_hand(word: str) -> str | None:
+    """Return what takes the place of a program that is not translated; None for other words."""
+    by_path = next((here for end, here in _BY_HAND_PATH.items() if word.endswith(end)), None)
+    return by_path or _BY_HAND.get(word.rpartition("/")[2])
 
 
 def trains(script: ShellScript) -> bool:
@@ -235,6 +268,8 @@ def training_command(script: ShellScript) -> TrainingCommand:
 def _no_training(others: Sequence[str], script: ShellScript) -> ConfigError:
     """Return the error for a script without a command that trains, with what it has instead."""
     reasons, hint = list(others), ""
+    if others and [*others] == programs_by_hand(script):
+        hint = "replace it by hand; `--help` after a command of lmcore lists its flags"
     for words in script.commands:
         called = next((one for one in words[1:] if not one.startswith("-")), "")
         if words[0].rpartition("/")[2] in _SUBMITS and called and not _is_open(called):

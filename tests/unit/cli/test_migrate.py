@@ -247,7 +247,18 @@ def test_what_is_no_training_is_refused(
             "`${run_cmd}` is the value of a variable without a value",
             "let the script print the command",
         ),
-        ("python u/get_meta_data.py a", "in its place: `lmcore data weights", "lmcore migrate --"),
+        ("python u/get_meta_data.py a", "in its place: `lmcore data weights", "replace it by hand"),
+        (
+            "python blacklist_urls.py a b",
+            "in its place: `lmcore data clean url`",
+            "by hand; `--help`",
+        ),
+        (
+            "python tools/retro/preprocess_data.py --retro-tasks build",
+            "in its place: `lmcore data retro",
+            "replace it by hand",
+        ),
+        ("torchrun tools/retro/main.py", "in its place: `lmcore data retro", "by hand"),
         ("A=1\ntorchrun ./pretrain_<model>.py", "line 2 has `pretrain_<model>.py`", "migrate --"),
     ],
 )
