@@ -49,8 +49,9 @@ def encode_prompt(tokenizer: Tokenizer, text: str) -> list[int]:
 def source_and_prompt(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[list[int], list[int]]:
     """Return the input of an encoder for some tokens, and the first token of the decoder.
 
-    The input ends with the token that ends a text.  The decoder begins as in training: with the
-    token that begins a text, or in its place the padding.
+    The input ends with the token that ends a text, which a `tokenizer.json` of T5 has added before.
+    The decoder begins as in training: with the token that begins a text, or in its place the
+    padding.
 
     Raises:
         ConfigError: The tokenizer has no token that ends a text.
@@ -64,7 +65,10 @@ def source_and_prompt(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[list[in
             hint="give the tokenizer that the model was trained with",
         )
     begin = special.bos if special.bos is not None else special.pad or 0
-    return [*ids, end], [begin]
+    source = [*ids]
+    if source[-1:] != [end]:
+        source.append(end)
+    return source, [begin]
 
 
 def no_source_without_cache() -> ConfigError:

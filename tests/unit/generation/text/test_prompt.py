@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from lmcore.base.errors import ConfigError
+from lmcore.data.tokenizer import ByteTokenizer
 from lmcore.generation.text.prompt import (
     read_json_schema,
     read_prompt_file,
     read_prompt_lines,
     read_stdin,
+    source_and_prompt,
 )
 
 
@@ -69,6 +71,15 @@ def test_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"\xff")))
     with pytest.raises(ConfigError, match="standard input line 1 is not UTF-8"):
         read_stdin()
+
+
+def test_the_end_of_a_source() -> None:
+    """An encoder's input has one end, also if the tokenizer has put it there."""
+    tokenizer = ByteTokenizer()
+    end = tokenizer.eod
+    assert source_and_prompt(tokenizer, [97, 98]) == ([97, 98, end], [0])
+    assert source_and_prompt(tokenizer, (97, end)) == ([97, end], [0])
+    assert source_and_prompt(tokenizer, ()) == ([end], [0])
 
 
 def test_json_schema(tmp_path: Path) -> None:
