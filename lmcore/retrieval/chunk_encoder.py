@@ -18,6 +18,7 @@ import torch
 
 from lmcore.base.errors import CheckpointError, MissingPackageError
 from lmcore.conversion.loading.checkpoint_tokenizer import NO_CHOICE
+from lmcore.data.tokenizer.file_tokenizer import plain_ids
 from lmcore.families.bert.model import Bert
 from lmcore.families.ict.model import Biencoder
 from lmcore.families.ict.samples import text_vocabulary
@@ -244,8 +245,8 @@ def _encoded(
     """Return the tokens of texts between [CLS] and [SEP], at most *longest*."""
     first, last = special
     return [
-        np.array([first, *ids[: longest - 2].tolist(), last], dtype=np.int64)
-        for ids in tokenizer.encode_batch(list(texts))
+        np.array([first, *ids[: longest - 2], last], dtype=np.int64)
+        for ids in (plain_ids(tokenizer, text) for text in texts)
     ]
 
 

@@ -16,6 +16,7 @@ import torch
 
 from lmcore.base.errors import CheckpointError, ConfigError
 from lmcore.conversion.loading.checkpoint_tokenizer import NO_CHOICE
+from lmcore.data.tokenizer.file_tokenizer import added_around, plain_ids
 from lmcore.families.build import create_model, op_binding
 from lmcore.families.ict.model import Biencoder
 from lmcore.families.ict.samples import text_vocabulary
@@ -119,7 +120,7 @@ class TextEncoder:
         if not text.strip():
             raise ConfigError("a question is empty", hint="write a text with a word in it")
         try:
-            ids = self.tokenizer.encode(text)
+            ids = plain_ids(self.tokenizer, text)
         except UnicodeEncodeError:
             raise ConfigError("a question is not UTF-8", hint="convert it") from None
         ids = [self.vocabulary.cls, *ids[: self.longest - 2], self.vocabulary.sep]
@@ -184,6 +185,8 @@ class PaddedRows(NamedTuple):
 def weights_fingerprint(tokenizer: Tokenizer, parameters: Iterable[tuple[str, Tensor]]) -> str:
     """Return a hash of a tokenizer and of weights by name."""
     found = hashlib.blake2b(tokenizer.fingerprint().encode(), digest_size=16)
+    if any(added_around(tokenizer)):
+        found.update(b"plain")  # earlier vectors were of texts with what is put around
     for name, parameter in parameters:
         found.update(name.encode())
         found.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().data)

@@ -25,6 +25,7 @@ from lmcore.data.indexed.metadata import commit, read_metadata
 from lmcore.data.indexed.writer import IndexedDatasetWriter
 from lmcore.data.task.table import TaskRow, read_rows
 from lmcore.data.tokenizer import Tokenizer
+from lmcore.data.tokenizer.file_tokenizer import added_around, plain_ids
 
 __all__ = ["TaskDataset", "TaskSample", "prepare_task", "task_sequences"]
 
@@ -56,6 +57,7 @@ def prepare_task(
     settings = [_VERSION, task.text, task.choices, task.label, task.labels, fingerprint]
     settings += [["regression"]] * task.regression
     settings += [task.choice_tokens] * (task.choice_tokens is not None)
+    settings += ["plain"] * any(added_around(tokenizer))  # earlier data had what is put around
     digest = hashlib.blake2b(json.dumps(settings).encode(), digest_size=16)
     for path in files:
         with Path(path).open("rb") as stream:
@@ -127,7 +129,7 @@ def task_sequences(
     if row.choices:
         before = f"{second[0]} " if second else ""
         second = [before + choice for choice in row.choices]
-    found = [list(tokenizer.encode(text)) for text in (first, *second)]
+    found = [plain_ids(tokenizer, text) for text in (first, *second)]
     if not row.choices:
         return found
     return [found[0], *(one[:choice_tokens] for one in found[1:])]

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 __all__ = [
     "FileTokenizer",
     "SpecialIds",
+    "added_around",
+    "plain_ids",
     "read_bounded",
     "refuse_surrogates",
     "special_ids",
@@ -64,11 +66,13 @@ class FileTokenizer(Tokenizer):
         settings: type and options, with absolute paths.
         special: ids of its special tokens.
         spellings: spelling of each id; empty for an id without a token.
+        added: ids that it puts before each text, and after it.
     """
 
     settings: TokenizerSettings
     special: SpecialIds
     spellings: tuple[str, ...]
+    added: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
 
     def __reduce__(self) -> tuple[Callable[[TokenizerSettings], Self], tuple[TokenizerSettings]]:
         """Pickle as the settings: a worker process builds the library's objects itself."""
@@ -113,6 +117,18 @@ def special_ids(tokenizer: Tokenizer) -> SpecialIds:
     """
     found = getattr(tokenizer, "special", None)
     return found if isinstance(found, SpecialIds) else SpecialIds(eos=tokenizer.eod)
+
+
+def added_around(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the ids that a tokenizer puts before each text, and after it."""
+    return tokenizer.added if isinstance(tokenizer, FileTokenizer) else ((), ())
+
+
+def plain_ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Return the ids of a text without the ids that the tokenizer puts around every text."""
+    before, after = added_around(tokenizer)
+    ids = list(tokenizer.encode(text))
+    return ids[len(before) : len(ids) - len(after)]
 
 
 def spellings(tokenizer: Tokenizer) -> tuple[str, ...]:

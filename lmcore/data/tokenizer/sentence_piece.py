@@ -93,11 +93,13 @@ class GPTSentencePieceTokenizer(_ModelTokenizer):
 class Llama2Tokenizer(_ModelTokenizer):
     """Tokenizer that adds the model's begin-of-text id, unless `add_special_tokens` is off."""
 
+    def __init__(self, settings: TokenizerSettings) -> None:
+        super().__init__(settings)
+        if settings.add_special_tokens is not False and self.special.bos is not None:
+            self.added = ((self.special.bos,), ())
+
     def _encoded(self, texts: list[str]) -> list[list[int]]:
-        encoded = super()._encoded(texts)
-        if self.settings.add_special_tokens is False or self.special.bos is None:
-            return encoded
-        return [[self.special.bos, *ids] for ids in encoded]
+        return [[*self.added[0], *ids] for ids in super()._encoded(texts)]
 
 
 class SentencePieceTokenizer(_ModelTokenizer):

@@ -16,6 +16,7 @@ import torch
 from lmcore.base.errors import ConfigError, counted
 from lmcore.data.task.dataset import TaskDataset, TaskSample
 from lmcore.data.tokenizer import special_ids
+from lmcore.data.tokenizer.file_tokenizer import added_around, plain_ids
 from lmcore.families.bert.samples import second_type
 from lmcore.families.sample_format import SampleFormat
 from lmcore.model.family import family_of
@@ -156,10 +157,11 @@ def _bidirectional(tokenizer: Tokenizer, length: int, token_types: int) -> PairF
 
 def _causal(tokenizer: Tokenizer, length: int) -> PairFormat:
     """Return the format of a decoder: two texts are joined by a line end."""
-    between = tuple(tokenizer.encode("\n")) if tokenizer.encodes_any_text else ()
+    between = tuple(plain_ids(tokenizer, "\n")) if tokenizer.encodes_any_text else ()
+    begin, end = added_around(tokenizer)
     pad = special_ids(tokenizer).pad
     pad = pad if pad is not None else tokenizer.eod or 0
-    return PairFormat(length, (), between, (), pad=pad, bidirectional=False)
+    return PairFormat(length, begin, between, end, pad=pad, bidirectional=False)
 
 
 @dataclass(frozen=True)

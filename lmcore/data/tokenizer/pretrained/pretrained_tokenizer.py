@@ -87,7 +87,7 @@ class PretrainedTokenizer(FileTokenizer):
         self.roles: Mapping[str, str] = self._files.roles
         self.special = _special_ids(self._files.roles, vocabulary, sentinels)
         self.eod: int | None = self.special.eos
-        self._before, self._after = (
+        self.added = (
             ((), ()) if settings.add_special_tokens is False else self._around(vocabulary, path)
         )
         self._library.post_processor = None  # `encode_batch` adds the special tokens
@@ -106,13 +106,14 @@ class PretrainedTokenizer(FileTokenizer):
         """Return the ids of each text, as int32 arrays."""
         for text in texts:
             refuse_surrogates(text)
+        before, after = self.added
         encoded = self._library.encode_batch_fast(list(texts), add_special_tokens=False)
         arrays = []
         for text, encoding in zip(texts, encoded, strict=True):
             ids: list[int] = encoding.ids
             if self._spells_special(text):
                 ids = self._as_text(text)
-            arrays.append(np.array([*self._before, *ids, *self._after], dtype=np.int32))
+            arrays.append(np.array([*before, *ids, *after], dtype=np.int32))
         return arrays
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
+from tokenizers import models, pre_tokenizers, processors
 
 from lmcore.base.errors import DataError
 from lmcore.config.derived.data_source import TaskData
 from lmcore.data.indexed.dataset import IndexedDataset
 from lmcore.data.task.dataset import TaskDataset, prepare_task
-from lmcore.data.tokenizer import ByteTokenizer
+from lmcore.data.tokenizer import ByteTokenizer, build_tokenizer, tokenizer_from
+from lmcore.data.tokenizer.file_tokenizer import FileTokenizer
+from lmcore.families.heads.samples import PairFormat, _causal
 
 TASK = TaskData("classification", ("a", "b"), "label", labels=("no", "yes"))
 ROWS = [("one", "x", "yes"), ("three", "", "no"), ("five5", "yy", "no"), ("seven77", "z", "yes")]
@@ -48,6 +54,43 @@ def test_rows(indexed: IndexedDataset) -> None:
     assert dataset.lengths.tolist() == [4, 5, 7, 8]
     with pytest.raises(IndexError):
         dataset[6]
+
+
+def bert_tokenizer(folder: Path) -> tuple[FileTokenizer, tokenizers.Tokenizer]:
+    """Return a tokenizer of BERT's `tokenizer.json`, and the library's, which encodes pairs."""
+    pieces = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "one", "x")
+    vocabulary = {piece: number for number, piece in enumerate(pieces)}
+    library = tokenizers.Tokenizer(models.WordPiece(vocab=vocabulary, unk_token="[UNK]"))
+    library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    library.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B [SEP]",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+    )
+    folder.mkdir()
+    library.save(str(folder / "tokenizer.json"))
+    config = {f"{role}_token": f"[{role.upper()}]" for role in ("cls", "sep", "pad", "unk")}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    own = build_tokenizer("HuggingFaceTokenizer", tokenizer_name_or_path=str(folder))
+    assert isinstance(own, FileTokenizer)
+    return own, library
+
+
+def test_special_tokens_of_a_sequence_are_there_once(table: Path, tmp_path: Path) -> None:
+    """Texts have no tokens around them: joined they are a pair as the library encodes it."""
+    own, library = bert_tokenizer(tmp_path / "bert")
+    assert own.encode("one") == [2, 4, 3]
+    found = IndexedDataset(prepare_task([str(table)], TASK, own, tmp_path / "data"))
+    sample = TaskDataset(found, None)[0]
+    pairs = PairFormat(9, (2,), (3,), (3,), pad=0, bidirectional=True)
+    tokens, _second = pairs.join(sample.first, sample.second[0])
+    assert tokens.tolist() == library.encode("one", "x").ids
+    decoder = _causal(own, 16)
+    assert (decoder.begin, decoder.between, decoder.end) == ((2,), (), (3,))
+    plain = tokenizer_from(replace(own.settings, add_special_tokens=False))
+    assert _causal(plain, 16).begin == ()
+    again = prepare_task([str(table)], TASK, plain, tmp_path / "data")
+    assert again != prepare_task([str(table)], TASK, own, tmp_path / "data")
 
 
 def test_lengths_of_single_texts_and_choices(table: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from lmcore.base.errors import ConfigError, DataError, MissingPackageError
 from lmcore.data.tokenizer import build_tokenizer, special_ids, spellings
+from lmcore.data.tokenizer.file_tokenizer import added_around, plain_ids
 
 T5, GPT, LLAMA = "SentencePieceTokenizer", "GPTSentencePieceTokenizer", "Llama2Tokenizer"
 PIECES = ["<extra_id_0>", "<extra_id_1", "<CLS>", "<EOD>", "</s>", "<pad>", "<s>", " ", "the", "\n"]
@@ -36,6 +37,16 @@ def test_ids_are_those_of_the_library(t5_model: str, llama_model: str, text: str
     assert llama.encode(text) == [1, *expected]
     bare = build_tokenizer(LLAMA, tokenizer_model=llama_model, add_special_tokens=False)
     assert [ids.tolist() for ids in bare.encode_batch([text, ""])] == [expected, []]
+
+
+def test_ids_of_a_text_alone(llama_model: str) -> None:
+    """The ids without the beginning-of-text id are the model's."""
+    tokenizer = build_tokenizer("Llama2Tokenizer", tokenizer_model=llama_model)
+    assert added_around(tokenizer) == ((special_ids(tokenizer).bos,), ())
+    for text in ("a b", ""):
+        assert plain_ids(tokenizer, text) == library(llama_model).encode(text)
+    bare = build_tokenizer("Llama2Tokenizer", tokenizer_model=llama_model, add_special_tokens=False)
+    assert added_around(bare) == ((), ())
 
 
 def test_t5_vocabulary(t5_model: str) -> None:
