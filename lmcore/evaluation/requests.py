@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from lmcore.base.errors import ConfigError, DataError
 from lmcore.data.tokenizer import special_ids
+from lmcore.data.tokenizer.file_tokenizer import added_around
 from lmcore.evaluation.encode_pieces import encoded_pieces
 from lmcore.evaluation.passes import Scored
 from lmcore.evaluation.task import (
@@ -179,7 +181,11 @@ class RequestMaker:
         if isinstance(example, Stream):
             stride = min(self.stream_stride or example.stride, self.positions)
             return windows(encoded, self.positions, stride, even=True)
-        return windows(itertools.chain([self.first], encoded), self.positions, self.stride)
+        first = next(encoded, None)
+        begin = [self.first] if first is None else [self.first, first]
+        if self.encoder is None and first == self.first:  # lm-eval-harness predicts it
+            begin = [self.first]
+        return windows(itertools.chain(begin, encoded), self.positions, self.stride)
 
     def _of_end(self, example: Continued) -> Scored:
         if example.whole:
@@ -217,7 +223,15 @@ class RequestMaker:
         return Scored(tuple(context), tuple(targets))
 
     def _encode(self, text: str) -> list[int]:
-        return (self.encoder or self.tokenizer.encode)(text)
+        if self.encoder is not None:
+            return self.encoder(text)
+        ids = self.tokenizer.encode(text)
+        return ids[: len(ids) - self._num_after]
+
+    @cached_property
+    def _num_after(self) -> int:
+        """Number of ids that the tokenizer puts after every text: what follows continues it."""
+        return len(added_around(self.tokenizer)[1])
 
     @property
     def first(self) -> int:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+import tokenizers
+from tokenizers import models, pre_tokenizers, processors
 
 from lmcore.base.errors import DataError
-from lmcore.data.tokenizer import ByteTokenizer
+from lmcore.data.tokenizer import ByteTokenizer, build_tokenizer
 from lmcore.evaluation.likelihood import Scored
 from lmcore.evaluation.requests import RequestMaker, windows
 from lmcore.evaluation.task import Choices, Continued, Text
@@ -39,6 +43,24 @@ def maker(positions: int = 16) -> RequestMaker:
 
 def ids(text: str) -> tuple[int, ...]:
     return tuple(ByteTokenizer().encode(text))
+
+
+def test_tokens_around_a_text(tmp_path: Path) -> None:
+    """The token that begins every text is there once, and the token that ends it is left out."""
+    vocabulary = {"<s>": 0, "</s>": 1, "one": 2, "x": 3}
+    library = tokenizers.Tokenizer(models.WordLevel(vocabulary, "x"))
+    library.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    library.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)]
+    )
+    library.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "<s>", "eos_token": "</s>"}')
+    own = build_tokenizer("HuggingFaceTokenizer", tokenizer_name_or_path=str(tmp_path))
+    assert own.encode("one x") == [0, 2, 3, 1]
+    found = RequestMaker(own, 16, 16)
+    assert found.of_text("one x") == [Scored((0,), (2, 3))]
+    assert found.of(Choices(("one",), (" x",), 0)) == [Scored((0, 2), (3,))]
+    assert found.of(Continued("one", " x", whole=False)) == [Scored((0, 2), (3,))]
 
 
 def test_choices_have_one_context() -> None:
