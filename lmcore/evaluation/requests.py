@@ -197,18 +197,20 @@ class RequestMaker:
         """Return the tokens of a context and of what follows, encoded together.
 
         Spaces at the end of the context belong to what follows, as most tokenizers join a space
-        with the word after it.
+        with the word after it.  A continuation whose tokens all join the context is encoded alone.
         """
         before = self._encode(context.rstrip())  # of an empty one, what begins every text
         both = self._encode(context + continuation)
-        return before, both[len(before) :]
+        if len(both) > len(before):
+            return before, both[len(before) :]
+        begin = self._encode("")
+        alone = self._encode(context[len(context.rstrip()) :] + continuation)
+        return before, alone[len(begin) if alone[: len(begin)] == begin else 0 :]
 
     def _fitted(self, context: Sequence[int], targets: Sequence[int]) -> Scored:
         """Return a request with the end of a context that the model has positions for."""
         if not targets:
-            raise DataError(
-                "an answer has no tokens", why="it is empty, or joined with the text before it"
-            )
+            raise DataError("an answer has no tokens", why="it is empty")
         if len(targets) > self.positions:
             raise DataError(
                 f"an answer has {len(targets)} tokens",

@@ -63,6 +63,19 @@ def test_tokens_around_a_text(tmp_path: Path) -> None:
     assert found.of(Continued("one", " x", whole=False)) == [Scored((0, 2), (3,))]
 
 
+def test_a_continuation_that_joins_the_context(tmp_path: Path) -> None:
+    """A continuation that has no token after the context is encoded alone."""
+    vocabulary = {"a": 0, "b": 1, "ab": 2, "<s>": 3}
+    library = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[("a", "b")]))
+    library.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 3)]
+    )
+    library.save(str(tmp_path / "tokenizer.json"))
+    own = build_tokenizer("HuggingFaceTokenizer", tokenizer_name_or_path=str(tmp_path))
+    assert own.encode("ab") == [3, 2]
+    assert RequestMaker(own, 16, 16).of_pair("a", "b") == Scored((3, 0), (1,))
+
+
 def test_choices_have_one_context() -> None:
     found = maker().of(Choices(("Why?",), (" ab", " c"), 0))
     assert found == [Scored(ids("Why?"), ids(" ab")), Scored(ids("Why?"), ids(" c"))]
