@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from lmcore.base.durable import hidden_path, publish_file, write_atomically
-from lmcore.base.errors import ConfigError, DataError
+from lmcore.base.errors import ConfigError, DataError, counted
 from lmcore.base.lock import LockFile
 from lmcore.data.chunks.database import COMMAND
 from lmcore.data.chunks.store import ShardStore, begin, file_crc32, read_json, read_record
@@ -163,7 +163,7 @@ def build_chunk_index(
     if faiss.factory is not None:
         _new_faiss(record, faiss.factory)  # a wrong string is known before the vectors are computed
     store = _store(path)
-    begin(path / _RECORD, record, store, _PARTS)
+    begin(path / _RECORD, record, store, _PARTS, {"database": _other_database})
     if check is not None:
         check()
 
@@ -198,6 +198,16 @@ def _fingerprint(encoder: str, database: str, faiss: FaissSettings, *, inner_pro
     values = [encoder, database, inner_product]
     values += [dataclasses.asdict(faiss)] if faiss.factory else []
     return hashlib.blake2b(json.dumps(values).encode(), digest_size=16).hexdigest()
+
+
+def _other_database(theirs: ChunkIndexRecord, own: ChunkIndexRecord) -> str:
+    """Return how the databases of two records differ, as far as the records say."""
+    if theirs.chunks != own.chunks:
+        return f"it is of {theirs.chunks:,} chunks, and the database has {own.chunks:,}"
+    return (
+        f"both have {counted(own.chunks, 'chunk')}, of another tokenizer, length or documents: it "
+        f"is of the database {theirs.database[:16]}, this one is {own.database[:16]}"
+    )
 
 
 def _store(path: Path) -> ShardStore:
@@ -264,8 +274,12 @@ class ChunkIndex:
         if self.record.database != database.record.fingerprint:
             raise ConfigError(
                 f"the index of chunks `{self.path}` was built of another database",
-                why=f"it has the fingerprint {self.record.database[:16]}, `{database.path}` has "
-                f"{database.record.fingerprint[:16]}",
+                why=_other_database(
+                    self.record,
+                    dataclasses.replace(
+                        self.record, database=database.record.fingerprint, chunks=database.chunks
+                    ),
+                ),
                 hint=f"remove the index, and run `{COMMAND}` again",
             )
 

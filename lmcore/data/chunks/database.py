@@ -155,7 +155,7 @@ def build_database(
     store, blocks = _store(path), record.blocks
     if not build:
         read_record(path / _RECORD, DatabaseRecord, store)
-    begin(path / _RECORD, record, store, _PARTS)
+    begin(path / _RECORD, record, store, _PARTS, {"data": _other_data})
     if not build:
         return ChunkDatabase(path, verify=True)
 
@@ -165,6 +165,16 @@ def build_database(
 
     store.build([0] * len(blocks), make, wait=True, unit="chunks")
     return ChunkDatabase(path, verify=True)
+
+
+def _other_data(theirs: DatabaseRecord, own: DatabaseRecord) -> str:
+    """Return how the data of two records differ: by the datasets, or by what these contain."""
+    if theirs.data_paths != own.data_paths:
+        has, would = (", ".join(f"`{one}`" for one in r.data_paths[:4]) for r in (theirs, own))
+        return f"it is of {has}, and this one would be of {would}"
+    changed = zip(own.data_paths, theirs.data, own.data, strict=True)
+    paths = ", ".join(f"`{path}`" for path, before, now in changed if before != now)
+    return f"the documents of {paths} are not what they were"
 
 
 def _store(path: Path) -> ShardStore:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from lmcore.base.errors import DataError
-from lmcore.data.chunks.database import COMMAND, ChunkDatabase
+from lmcore.data.chunks.database import COMMAND, ChunkDatabase, DatabaseRecord
 from lmcore.data.chunks.store import ShardStore, begin, read_record, require_equal
 
 if TYPE_CHECKING:
@@ -144,6 +144,19 @@ def begin_neighbours(path: Path, record: NeighboursRecord) -> NeighboursRecord:
     return record
 
 
+def _other_database(record: NeighboursRecord, database: DatabaseRecord) -> str:
+    """Return how a database differs from the database in which neighbours were found."""
+    before, now = record.chunk_length, database.chunk_length
+    if before != now:
+        return (
+            f"they were found for chunks of {before} tokens, and the database has chunks of {now}"
+        )
+    return (
+        f"both have chunks of {now} tokens; the tokenizer or the documents differ: they were found "
+        f"in the database {record.database[:16]}, this one is {database.fingerprint[:16]}"
+    )
+
+
 class Neighbours:
     """Neighbours of the chunks of the samples of a dataset, as `lmcore data retro` wrote them.
 
@@ -175,8 +188,7 @@ class Neighbours:
         if record.database != database.record.fingerprint:
             raise DataError(
                 f"the neighbours `{path}` are not chunks of the database `{database.path}`",
-                why=f"they were found in the database {record.database[:16]}, this one is "
-                f"{database.record.fingerprint[:16]}",
+                why=_other_database(record, database.record),
                 hint=f"remove them, and run `{COMMAND}` again",
             )
         store.require_complete(record.rows)

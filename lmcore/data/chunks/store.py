@@ -17,6 +17,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -48,6 +49,7 @@ _SMALL = 1 << 20
 _WAIT_SECONDS = 0.2
 
 Record = TypeVar("Record")
+_NO_REASONS: Mapping[str, Callable[[Any, Any], str]] = MappingProxyType({})
 
 
 class ShardStore:
@@ -292,7 +294,11 @@ def read_record(path: Path, kind: type[Record], store: ShardStore) -> Record:
 
 
 def require_equal(
-    path: Path, record: Record, store: ShardStore, parts: Mapping[str, str]
+    path: Path,
+    record: Record,
+    store: ShardStore,
+    parts: Mapping[str, str],
+    reasons: Mapping[str, Callable[[Record, Record], str]] = _NO_REASONS,
 ) -> Record:
     """Return the record that is there already, with equal parts.
 
@@ -301,6 +307,8 @@ def require_equal(
         record: The record to compare it with.
         store: The store.
         parts: Name of each field that must be equal, in messages.
+        reasons: Functions by field that say how it differs, of the record that is there and of
+            *record*; a field without one is shown.
 
     Raises:
         ConfigError: Parts differ.
@@ -310,15 +318,22 @@ def require_equal(
     for name, words in parts.items():
         theirs, own = getattr(found, name), getattr(record, name)
         if theirs != own:
+            why = f"it has {_short(theirs)}, and this one would have {_short(own)}"
             raise ConfigError(
                 f"`{path.parent}` is {store.article} {store.noun} with another {words}",
-                why=f"it has {_short(theirs)}, and this one would have {_short(own)}",
+                why=reasons[name](found, record) if name in reasons else why,
                 hint="give another directory, or remove this one",
             )
     return found
 
 
-def begin(path: Path, record: Any, store: ShardStore, parts: Mapping[str, str]) -> bool:
+def begin(
+    path: Path,
+    record: Record,
+    store: ShardStore,
+    parts: Mapping[str, str],
+    reasons: Mapping[str, Callable[[Record, Record], str]] = _NO_REASONS,
+) -> bool:
     """Write the record of a store; return False if it is there already, with equal parts.
 
     Fields that are no parts, such as paths, are replaced if they differ.
@@ -327,7 +342,7 @@ def begin(path: Path, record: Any, store: ShardStore, parts: Mapping[str, str]) 
         path: File of the record.
         record: The record, a dataclass of numbers, texts and tuples of them.
         store: The store.
-        parts: Name of each field that must be equal, in messages.
+        parts, reasons: See `require_equal`.
 
     Raises:
         ConfigError: The directory has a store of other parts, or other files.
@@ -341,7 +356,7 @@ def begin(path: Path, record: Any, store: ShardStore, parts: Mapping[str, str]) 
                 hint=f"name a directory for the {store.noun}, which is made",
             )
     if path.exists():
-        if require_equal(path, record, store, parts) != record:
+        if require_equal(path, record, store, parts, reasons) != record:
             _write_record(path, record)
         return False
     names = [one.name for one in directory.iterdir()] if directory.exists() else []

@@ -319,6 +319,25 @@ def test_what_does_not_fit(project: Project) -> None:
         )
 
 
+def test_an_index_of_another_database(project: Project, tmp_path: Path) -> None:
+    """The number of chunks is named where it differs, when it is searched and when it is built."""
+    _, index = project.build()
+    documents, tokenizer = [Documents(project.indexed, (0, 9))], project.tokenizer
+    other = build_database(tmp_path / "other", documents, tokenizer, chunk_length=LENGTH, block=4)
+    why = f"it is of {index.record.chunks:,} chunks, and the database has {other.chunks:,}"
+    with pytest.raises(ConfigError, match="was built of another database") as caught:
+        index.require_database(other)
+    assert caught.value.why == why
+    with pytest.raises(ConfigError, match="another database of chunks") as caught:
+        build_chunk_index(
+            *(project.path / "index", other, tokenizer, project.encoder),
+            shard=11,
+            batch=16,
+            faiss=EXACT,
+        )
+    assert caught.value.why == why
+
+
 def test_more_than_there_are(project: Project) -> None:
     """A search for more neighbours than chunks finds them all; missing ones are -1."""
     few = NeighbourSettings(num_queried=1000, num_neighbors=500, block=20, batch=16)

@@ -137,7 +137,11 @@ def test_a_database_of_other_parts(build: Build, tmp_path: Path) -> None:
     for changes, words in (
         ({"chunk_length": 8}, "another length of the chunks"),
         ({"block": 9}, "another number of documents of a shard"),
-        ({"texts": [["other"], TEXTS[1]]}, "another data"),
+        (
+            {"texts": [["other"], TEXTS[1]]},
+            r"another data[\s\S]*the documents of `\S*/set0` are not what they were",
+        ),
+        ({"texts": TEXTS[:1]}, r"another data[\s\S]*it is of `\S*/set0`, `\S*/set1`, and this one"),
     ):
         with pytest.raises(ConfigError, match=words):
             build(**changes)

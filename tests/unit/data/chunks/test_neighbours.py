@@ -120,14 +120,21 @@ def test_another_order(project: Path, tmp_path: Path) -> None:
 
 
 def test_another_database(project: Path, tmp_path: Path) -> None:
-    """Neighbours of chunks of another database are refused."""
+    """Neighbours of chunks of another database are refused; the length is named if it differs."""
     indexed = IndexedDataset(tmp_path / "set")
     tokenizer = build_tokenizer("ByteTokenizer")
-    other = build_database(
-        tmp_path / "other", [Documents(indexed, (0, 1))], tokenizer, chunk_length=4, block=9
-    )
-    with pytest.raises(DataError, match="not chunks of the database"):
-        open_neighbours(project, "train", description=ORDER, database=lambda: other)
+    for length, why in (
+        (4, "both have chunks of 4 tokens; the tokenizer or the documents differ"),
+        (2, "they were found for chunks of 4 tokens, and the database has chunks of 2"),
+    ):
+        other = build_database(
+            *(tmp_path / f"other{length}", [Documents(indexed, (0, 1))], tokenizer),
+            chunk_length=length,
+            block=9,
+        )
+        with pytest.raises(DataError, match="not chunks of the database") as caught:
+            open_neighbours(project, "train", description=ORDER, database=lambda other=other: other)
+        assert str(caught.value.why).startswith(why)
 
 
 def test_half_written_and_damaged(project: Path) -> None:
