@@ -6,12 +6,12 @@ import dataclasses
 import json
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from lmcore.base.errors import ConfigError, LmcoreError, RunError, printable
+from lmcore.base.errors import ConfigError, LmcoreError, RunError, counted, printable
 from lmcore.cli.generate_flags import GenerateSection, check_flags
 from lmcore.cli.loading import (
     ProcessPlan,
@@ -123,16 +123,21 @@ def _generate(
         with _loaded(section, plan, plugins, settings, model):
             return
     if section.chat_template is not None:
-        from lmcore.generation.chat.template import read_template
+        from lmcore.generation.chat.template import check_template
 
-        read_template(section.chat_template)  # fails before the model is loaded
+        check_template(section.chat_template)  # fails before the model is loaded
     reads_lines = section.chat or section.interactive
     prompts = [] if reads_lines else _read_prompts(section)
     from lmcore.generation.text.prompt import read_json_schema
 
     schema = read_json_schema(section.json_schema) if section.json_schema is not None else None
     from lmcore.generation.text.neighbors import read_neighbors
-    from lmcore.generation.text.sampler import Sampler, SamplingSettings
+    from lmcore.generation.text.sampler import (
+        EncodedPrompts,
+        Sampler,
+        SamplingSettings,
+        encode_prompts,
+    )
 
     neighbors = None
     if section.retro_neighbors is not None:
@@ -152,17 +157,26 @@ def _generate(
         section.length_penalty,
         neighbors,
     )
+    encoded: list[EncodedPrompts] = []
+
+    def check(described: LoadedModel) -> None:
+        """Refuse what settings and tokenizer decide, before the weights are read."""
+        _check_neighbors(described, section)
+        if reads_lines:
+            _check_lines(section, wanted, described)
+        else:
+            encoded.append(encode_prompts(wanted, described, prompts))
+
     with (
         _memory_explained(section),
-        _loaded(section, plan, plugins, settings, model) as loaded,
+        _loaded(section, plan, plugins, settings, model, check) as loaded,
     ):
         assert loaded is not None
-        _check_neighbors(loaded, section)
         if reads_lines:
             _read_lines(section, wanted, loaded, stop_limit)
             return
         with _opened(section, len(prompts) * section.num_samples) as output:
-            Sampler(wanted, loaded, output).run(prompts)
+            Sampler(wanted, loaded, output).run(encoded[0])
 
 
 def _check_neighbors(loaded: LoadedModel, section: GenerateSection) -> None:
@@ -182,6 +196,32 @@ def _check_neighbors(loaded: LoadedModel, section: GenerateSection) -> None:
         logger.warning(
             "the model reads neighbours of its text, and none are given: it continues the prompt "
             "without; `--retro-neighbors FILE` gives them"
+        )
+
+
+def _check_lines(
+    section: GenerateSection, wanted: SamplingSettings, described: LoadedModel
+) -> None:
+    """Refuse what `_read_lines` cannot do with any line.
+
+    Raises:
+        ConfigError: There is no chat template, the system prompt is too long, or settings do not
+            fit the model or its tokenizer.
+    """
+    from lmcore.cli.chat import find_template
+    from lmcore.generation.chat.conversation import Answers
+    from lmcore.generation.text.prompt import encode_prompt
+
+    answers = Answers(wanted, described)
+    if not section.chat:
+        return
+    find_template(described, section.chat_template, load=section.load)
+    system = encode_prompt(described.tokenizer, section.system_prompt or "")
+    if system and answers.room(system) == 0:
+        raise ConfigError(
+            f"`--system-prompt` has {counted(len(system), 'token')}, too many for the model",
+            why=f"the model has {answers.positions} positions",
+            hint="shorten it",
         )
 
 
@@ -249,6 +289,7 @@ def _loaded(
     plugins: PluginSet,
     settings: PluginSettings,
     model: GivenModel,
+    check: Callable[[LoadedModel], None] | None = None,
 ) -> Iterator[LoadedModel | None]:
     """Load torch and the model; see `loaded_model`."""
     rows = section.micro_batch_size if section.sample_input_file else section.num_samples
@@ -262,6 +303,7 @@ def _loaded(
             plugins,
             rows=rows,
             require=lambda shape: model.require(dataclasses.asdict(shape)),
+            check=check,
         ) as loaded,
     ):
         yield loaded
@@ -297,6 +339,7 @@ def _fill_masks(
             choice=section.tokenizer_choice(),
             extra=registered_types(plugins),
             require=lambda shape: model.require(dataclasses.asdict(shape)),
+            texts=texts,
         )
         top_k, stream = section.top_k or _DEFAULT_TOP_K, standard_output()
         for filled in filler.fill(texts, top_k=top_k, batch=section.micro_batch_size):

@@ -291,6 +291,7 @@ def loaded_model(
     *,
     rows: int,
     require: Callable[[ModelShape], None] | None = None,
+    check: Callable[[LoadedModel], None] | None = None,
 ) -> Iterator[LoadedModel | None]:
     """Load a model; yield None, when it is closed, in the processes that only hold a part of it.
 
@@ -300,7 +301,7 @@ def loaded_model(
         plan: Processes of the command.
         runtime: Device, precision and kernels.
         plugins: Plugins, which may register tokenizers.
-        rows, require: See `load_model`.
+        rows, require, check: See `load_model`.
 
     Raises:
         CheckpointError, ConfigError, DataError: See `load_model`.
@@ -321,6 +322,7 @@ def loaded_model(
                 rows=rows,
                 require=require,
                 quantization=section.quantization,
+                check=check,
             )
 
         processes, rank = runtime.processes, plan.rank.rank
@@ -342,6 +344,7 @@ def loaded_model(
         rows=rows,
         require=require,
         quantization=section.quantization,
+        check=check,
     ) as part:
         if part is not None:
             words = f"{part.checkpoint} in {plan.layout.world_size} processes"

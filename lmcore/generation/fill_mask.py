@@ -175,15 +175,18 @@ def load_filler(
     choice: TokenizerSettings = NO_CHOICE,
     extra: Mapping[str, TokenizerFactory] = _NONE,
     require: Callable[[ModelShape], None] | None = None,
+    texts: Sequence[str] = (),
 ) -> MaskFiller:
     """Return the model of a checkpoint of any format, ready to fill masks.
 
     Args:
         path, runtime, choice, extra, require: See `load_model`.
+        texts: Texts that are checked before the weights are read.
 
     Raises:
         CheckpointError: There is no checkpoint, it is damaged, or its model fills no masks.
-        ConfigError, DataError: The tokenizer is missing, or is not the run's.
+        ConfigError, DataError: The tokenizer is missing, is not the run's or lacks masks, or a text
+            has no mask or is too long.
     """
     weights, tokenizer = open_checkpoint(path, choice, extra, require)
     shape = weights.state.shape
@@ -205,9 +208,12 @@ def load_filler(
             if causal
             else "load a BERT to fill masks",
         )
+    execution = Execution.on(runtime.device, runtime.precision.context)
+    filler = MaskFiller(model.eval(), tokenizer, execution)
+    for text in texts:
+        filler.encode(text)
     allocate(model, runtime)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(weights.read(name))
-    execution = Execution.on(runtime.device, runtime.precision.context)
-    return MaskFiller(model.eval(), tokenizer, execution)
+    return filler

@@ -29,6 +29,7 @@ from lmcore.families.build import create_model, op_binding
 from lmcore.families.protocol import CausalLM, MaskedLM, Model
 from lmcore.families.saved_shape import read_shape
 from lmcore.inference.fix_weights import fix_weights
+from lmcore.inference.text_model import PLAIN
 from lmcore.model.family import answers_prompts, family_of
 from lmcore.model.shape import ModelPart, ModelShape
 from lmcore.runtime.host_memory import memory_of_process
@@ -96,6 +97,7 @@ def load_model(
     rows: int = 1,
     require: Callable[[ModelShape], None] | None = None,
     quantization: str | None = None,
+    check: Callable[[LoadedModel], None] | None = None,
 ) -> LoadedModel:
     """Return the model of a checkpoint of any format, with its tokenizer.
 
@@ -110,6 +112,8 @@ def load_model(
         rows: Usual number of sequences that are decoded together.
         require: Check of the model's shape, which raises an error, before weights are read.
         quantization: Integers that the weights are rounded to, one of `QUANTIZATIONS`; None: none.
+        check: Check of the model, whose weights have no memory yet, and of its tokenizer; it raises
+            an error.
 
     Raises:
         CheckpointError: There is no checkpoint, it is damaged, or its model cannot generate.
@@ -118,18 +122,27 @@ def load_model(
     """
     weights, tokenizer = open_checkpoint(path, choice, extra, require)
     state = weights.state
+    directory = state.checkpoint if isinstance(state, LmcoreState) else path
+
+    def described(model: CausalLM) -> None:
+        if check is not None:
+            check(LoadedModel(model, tokenizer, directory, PLAIN))
+
     if isinstance(state, LmcoreState):
-        model, directory = load_weights(state.checkpoint, state.manifest, runtime), state.checkpoint
+        model = load_weights(directory, state.manifest, runtime, described)
     else:
-        model, directory = _foreign_model(weights, runtime, path), path
+        model = _foreign_model(weights, runtime, path, described)
     count = model.parameter_count()
     execution = fix_weights(model, runtime, rows, quantization)
     return LoadedModel(model, tokenizer, directory, execution, count)
 
 
-def _foreign_model(weights: WeightReader, runtime: Runtime, path: Path) -> CausalLM:
+def _foreign_model(
+    weights: WeightReader, runtime: Runtime, path: Path, check: Callable[[CausalLM], None]
+) -> CausalLM:
     """Return the model of a checkpoint of another program, in evaluation mode."""
     model = described_model(weights.state.shape, runtime, path)
+    check(model)
     allocate(model, runtime)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -159,13 +172,19 @@ def open_checkpoint(
     return weights, tokenizer
 
 
-def load_weights(checkpoint: Path, manifest: Manifest, runtime: Runtime) -> CausalLM:
+def load_weights(
+    checkpoint: Path,
+    manifest: Manifest,
+    runtime: Runtime,
+    check: Callable[[CausalLM], None] | None = None,
+) -> CausalLM:
     """Return the whole model of a checkpoint, on the run's device and in evaluation mode.
 
     Args:
         checkpoint: Directory `iter_XXXXXXX` with verified files, saved in any parallel layout.
         manifest: Manifest of the checkpoint.
         runtime: Device, precision and kernels.
+        check: Check of the model before its weights are read, which raises an error.
 
     Raises:
         CheckpointError: The checkpoint is damaged, or its model cannot generate.
@@ -173,6 +192,8 @@ def load_weights(checkpoint: Path, manifest: Manifest, runtime: Runtime) -> Caus
     shape = read_shape(manifest.model_shape, checkpoint)
     model = described_model(shape, runtime, checkpoint)
     require_weights(shape, manifest, checkpoint)
+    if check is not None:
+        check(model)
     allocate(model, runtime)
     tensors = {WEIGHT_PREFIX + name: tensor for name, tensor in model.named_parameters()}
     load_checkpoint(checkpoint, tensors, manifest, verify=False)

@@ -59,7 +59,7 @@ class Answers:
         self._seed = settings.seed % NUM_SEEDS
         self._ends = end_tokens(loaded.tokenizer)
         schema = settings.json_schema
-        self._schemas = JsonSchemas(loaded.tokenizer) if schema is not None else None
+        self._schema = None if schema is None else JsonSchemas(loaded.tokenizer).compiled(schema)
 
     @property
     def positions(self) -> int:
@@ -104,14 +104,11 @@ class Answers:
             source, begin = source_and_prompt(self._loaded.tokenizer, prompt)
             continued = ()
         completion = Completion(self._loaded.tokenizer, continued, settings.stop)
-        schema = settings.json_schema
         request = Request(
             *(tuple(begin), min(self.wanted or free, free), settings.options, self._seed),
             self._ends,
             ends=completion.update,
-            constraint=self._schemas.constraint(schema)
-            if self._schemas is not None and schema is not None
-            else None,
+            constraint=None if self._schema is None else self._schema.constraint(),
             source=tuple(source),
         )
         self._seed = (self._seed + 1) % NUM_SEEDS

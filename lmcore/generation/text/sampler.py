@@ -16,7 +16,7 @@ from lmcore.generation.continuous_batch import ContinuousBatch
 from lmcore.generation.generate import recompute, require_room, room
 from lmcore.generation.options import NUM_SEEDS
 from lmcore.generation.request import Continuation, Request
-from lmcore.generation.sampling.json_schema import JsonSchemas
+from lmcore.generation.sampling.json_schema import JsonSchema, JsonSchemas
 from lmcore.generation.sampling.options import SamplingOptions
 from lmcore.generation.text.completion import Completion
 from lmcore.generation.text.neighbors import encode_neighbors
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from lmcore.generation.text.neighbors import TextNeighbors
     from lmcore.inference.load import LoadedModel
 
-__all__ = ["Sampler", "SamplingSettings"]
+__all__ = ["EncodedPrompts", "Sampler", "SamplingSettings", "encode_prompts"]
 
 logger = logging.getLogger(__name__)
 
@@ -149,48 +149,87 @@ class _Made:
 
 
 @dataclass(frozen=True)
-class Sampler:
-    """Generation of samples.
+class EncodedPrompts:
+    """Prompts that a model can continue.
 
     Attributes:
-        settings: Number and length of the samples, and the choice of their tokens.
-        loaded: Model and tokenizer.
-        output: Output of the samples.
+        texts: Texts of the prompts.
+        encoded: Tokens of each.
+        lengths: Largest number of tokens after each.
+        schema: Schema of the JSON that each sample is; None: any text.
     """
+
+    texts: Sequence[str]
+    encoded: Sequence[_Encoded]
+    lengths: Sequence[int]
+    schema: JsonSchema | None
+
+
+def encode_prompts(
+    settings: SamplingSettings, loaded: LoadedModel, prompts: Sequence[str]
+) -> EncodedPrompts:
+    """Return prompts for `Sampler.run`; settings, tokenizer and shape decide, no weight is read.
+
+    Args:
+        settings: Number and length of the samples.
+        loaded: Tokenizer and model, whose parameters may lack memory.
+        prompts: Texts.
+
+    Raises:
+        ConfigError: A prompt has no tokens or leaves too few positions, or the JSON schema cannot
+            be used.
+        MissingPackageError: A JSON schema needs a package that is not installed.
+    """
+    encoder = _PromptEncoder(settings, loaded)
+    encoded = [encoder.encode(prompt, number) for number, prompt in enumerate(prompts, start=1)]
+    lengths = encoder.lengths([one.prompt for one in encoded])
+    wanted = settings.json_schema
+    schema = None if wanted is None else JsonSchemas(loaded.tokenizer).compiled(wanted)
+    return EncodedPrompts(prompts, encoded, lengths, schema)
+
+
+@dataclass(frozen=True)
+class _PromptEncoder:
+    """Tokens of prompts, and the number of tokens that may follow them."""
 
     settings: SamplingSettings
     loaded: LoadedModel
-    output: Output
 
-    def run(self, prompts: Sequence[str]) -> None:
-        """Generate and write all samples; check every prompt before the first.
-
-        Raises:
-            ConfigError: A prompt has no tokens, or leaves too few positions.
-            RunError: The model's logits are not finite.
-        """
-        encoded = [self._encode(prompt, number) for number, prompt in enumerate(prompts, start=1)]
-        lengths = self._lengths([one.prompt for one in encoded])
-        made = _Made()
-        begin = time.perf_counter()
-        if self.settings.beam_width is not None:
-            self._search(prompts, encoded, lengths, self.settings.beam_width, made)
-        else:
-            # Lazily, as there may be more samples than memory holds.
-            asked = self._samples(prompts, encoded, lengths)
-            generate = self._continue if self.settings.cache else self._recompute
-            generate(asked, made)
-        seconds = time.perf_counter() - begin
-        tokens = counted(made.tokens, "token")
-        logger.info("%s in %.1f s, %.1f tokens/s", tokens, seconds, made.tokens / seconds)
-        if self.settings.json_schema is not None and made.cut:
-            logger.warning(
-                "%d of %s stopped at the limit of tokens: JSON that is cut is not complete",
-                made.cut,
-                counted(made.samples, "text"),
+    def encode(self, prompt: str, number: int) -> _Encoded:
+        tokenizer = self.loaded.tokenizer
+        ids = encode_prompt(tokenizer, prompt)
+        if self.loaded.reads_source:
+            return self._encoded_source(ids, number)
+        if not ids and tokenizer.eod is None:
+            raise ConfigError(
+                f"prompt {number} is empty",
+                why=f"this `{tokenizer.name}` has no end-of-document token to start from",
+                hint="give a text by `--prompt`",
             )
+        prompt_ids = tuple(ids) if ids or tokenizer.eod is None else (tokenizer.eod,)
+        if not self.loaded.reads_neighbors:
+            return _Encoded(prompt_ids)
+        if not self.settings.cache:
+            raise no_source_without_cache()
+        if self.settings.neighbors is None:
+            return _Encoded(prompt_ids)
+        shape, given = self.loaded.model.shape, self.settings.neighbors[number - 1]
+        return _Encoded(prompt_ids, encode_neighbors(tokenizer, given, shape, number))
 
-    def _lengths(self, encoded: Sequence[Sequence[int]]) -> list[int]:
+    def _encoded_source(self, ids: Sequence[int], number: int) -> _Encoded:
+        if not self.settings.cache:
+            raise no_source_without_cache()
+        source, prompt = source_and_prompt(self.loaded.tokenizer, ids)
+        shape = self.loaded.model.shape
+        if shape.learned_positions and len(source) > shape.max_position_embeddings:
+            raise ConfigError(
+                f"prompt {number} has {len(source)} tokens, and the encoder "
+                f"{shape.max_position_embeddings} positions",
+                hint="give a shorter prompt",
+            )
+        return _Encoded(tuple(prompt), tuple(source), answered=True)
+
+    def lengths(self, encoded: Sequence[Sequence[int]]) -> list[int]:
         """Return the largest number of tokens after each prompt."""
         settings, positions = self.settings, self.loaded.model.shape.max_position_embeddings
         if settings.most_tokens is not None:
@@ -209,23 +248,58 @@ class Sampler:
         require_room(encoded, num_tokens, positions)
         return [num_tokens] * len(encoded)
 
-    def _samples(
-        self, prompts: Sequence[str], encoded: Sequence[_Encoded], lengths: Sequence[int]
-    ) -> Iterator[_Asked]:
+
+@dataclass(frozen=True)
+class Sampler:
+    """Generation of samples.
+
+    Attributes:
+        settings: Number and length of the samples, and the choice of their tokens.
+        loaded: Model and tokenizer.
+        output: Output of the samples.
+    """
+
+    settings: SamplingSettings
+    loaded: LoadedModel
+    output: Output
+
+    def run(self, prompts: EncodedPrompts) -> None:
+        """Generate and write all samples.
+
+        Raises:
+            RunError: The model's logits are not finite.
+        """
+        made = _Made()
+        begin = time.perf_counter()
+        if self.settings.beam_width is not None:
+            self._search(prompts, self.settings.beam_width, made)
+        else:
+            # Lazily, as there may be more samples than memory holds.
+            asked = self._samples(prompts)
+            generate = self._continue if self.settings.cache else self._recompute
+            generate(asked, made)
+        seconds = time.perf_counter() - begin
+        tokens = counted(made.tokens, "token")
+        logger.info("%s in %.1f s, %.1f tokens/s", tokens, seconds, made.tokens / seconds)
+        if self.settings.json_schema is not None and made.cut:
+            logger.warning(
+                "%d of %s stopped at the limit of tokens: JSON that is cut is not complete",
+                made.cut,
+                counted(made.samples, "text"),
+            )
+
+    def _samples(self, prompts: EncodedPrompts) -> Iterator[_Asked]:
         tokenizer, seed = self.loaded.tokenizer, self.settings.seed % NUM_SEEDS
-        schema = self.settings.json_schema
-        schemas = JsonSchemas(tokenizer) if schema is not None else None
-        stop_tokens = self._stop_tokens()
-        for prompt, ids, length in zip(prompts, encoded, lengths, strict=True):
+        schema, stop_tokens = prompts.schema, self._stop_tokens()
+        each = zip(prompts.texts, prompts.encoded, prompts.lengths, strict=True)
+        for prompt, ids, length in each:
             for _ in range(self.settings.num_samples):
                 completion = Completion(tokenizer, ids.continued, self.settings.stop)
                 request = Request(
                     *(ids.prompt, length, self.settings.options, seed, stop_tokens),
                     ends=completion.update,
                     top_logprobs=self.settings.top_logprobs,
-                    constraint=schemas.constraint(schema)
-                    if schemas and schema is not None
-                    else None,
+                    constraint=None if schema is None else schema.constraint(),
                     source=ids.source,
                 )
                 yield _Asked(prompt, ids.length, request, completion)
@@ -270,17 +344,11 @@ class Sampler:
             self._show(running)
             made.add(self._end(running))
 
-    def _search(
-        self,
-        prompts: Sequence[str],
-        encoded: Sequence[_Encoded],
-        lengths: Sequence[int],
-        width: int,
-        made: _Made,
-    ) -> None:
+    def _search(self, prompts: EncodedPrompts, width: int, made: _Made) -> None:
         """Write the best texts of beam search after each prompt."""
         tokenizer = self.loaded.tokenizer
-        for prompt, ids, length in zip(prompts, encoded, lengths, strict=True):
+        each = zip(prompts.texts, prompts.encoded, prompts.lengths, strict=True)
+        for prompt, ids, length in each:
             found = beam_search(
                 self.loaded.model,
                 ids.prompt,
@@ -355,37 +423,3 @@ class Sampler:
             described(one.token, one.logprob) | {"top": [described(*other) for other in one.top]}
             for one in continuation.logprobs
         ]
-
-    def _encode(self, prompt: str, number: int) -> _Encoded:
-        tokenizer = self.loaded.tokenizer
-        ids = encode_prompt(tokenizer, prompt)
-        if self.loaded.reads_source:
-            return self._encoded_source(ids, number)
-        if not ids and tokenizer.eod is None:
-            raise ConfigError(
-                f"prompt {number} is empty",
-                why=f"this `{tokenizer.name}` has no end-of-document token to start from",
-                hint="give a text by `--prompt`",
-            )
-        prompt_ids = tuple(ids) if ids or tokenizer.eod is None else (tokenizer.eod,)
-        if not self.loaded.reads_neighbors:
-            return _Encoded(prompt_ids)
-        if not self.settings.cache:
-            raise no_source_without_cache()
-        if self.settings.neighbors is None:
-            return _Encoded(prompt_ids)
-        shape, given = self.loaded.model.shape, self.settings.neighbors[number - 1]
-        return _Encoded(prompt_ids, encode_neighbors(tokenizer, given, shape, number))
-
-    def _encoded_source(self, ids: Sequence[int], number: int) -> _Encoded:
-        if not self.settings.cache:
-            raise no_source_without_cache()
-        source, prompt = source_and_prompt(self.loaded.tokenizer, ids)
-        shape = self.loaded.model.shape
-        if shape.learned_positions and len(source) > shape.max_position_embeddings:
-            raise ConfigError(
-                f"prompt {number} has {len(source)} tokens, and the encoder "
-                f"{shape.max_position_embeddings} positions",
-                hint="give a shorter prompt",
-            )
-        return _Encoded(tuple(prompt), tuple(source), answered=True)

@@ -21,7 +21,7 @@ from lmcore.inference.load import LoadedModel, allocate, described_model, open_c
 from lmcore.inference.parallel.driver import DividedModel
 from lmcore.inference.parallel.messages import MessageChannel
 from lmcore.inference.parallel.part import PartRunner
-from lmcore.inference.text_model import Execution
+from lmcore.inference.text_model import PLAIN, Execution
 from lmcore.model.family import answers_prompts, family_of, stacks_of
 from lmcore.parallel import tensor_parallel
 from lmcore.parallel.mesh import ParallelMesh
@@ -55,6 +55,7 @@ def parallel_model(
     rows: int = 1,
     require: Callable[[ModelShape], None] | None = None,
     quantization: str | None = None,
+    check: Callable[[LoadedModel], None] | None = None,
 ) -> Iterator[LoadedModel | None]:
     """Load a model in parts; yield it on its first rank, and None on the others when it is closed.
 
@@ -66,6 +67,7 @@ def parallel_model(
         runtime: Device, precision, kernels and processes.
         layout: Sizes of the axes `tensor`, `pipeline` and `data`.
         choice, extra, rows, require, quantization: See `load_model`.
+        check: See `load_model`; it is made by rank 0.
 
     Raises:
         CheckpointError, ConfigError, DataError: See `load_model`; or the model cannot be divided.
@@ -88,6 +90,9 @@ def parallel_model(
             why="the neighbours of each text would have to be encoded by all of them",
             hint="leave out `--tensor-model-parallel-size` and `--pipeline-model-parallel-size`",
         )
+    if check is not None and rank == 0:
+        assert tokenizer is not None
+        check(LoadedModel(described, tokenizer, Path(directory), PLAIN))
     count = described.parameter_count()
     model = _part(whole, mesh, runtime, path)
     layouts = tensor_parallel.tensor_layouts(model, mesh.tensor)

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -160,10 +161,17 @@ def test_processes(run: Path, encoder: Server, capsys: pytest.CaptureFixture[str
             assert capsys.readouterr().out == answer(encoder, prompt, 9) + "\n"
 
 
-def test_the_commands(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands(
+    run: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """`lmcore serve` loads such a run, says so of it, and `lmcore ask` shows its answers."""
     template = tmp_path / "template"
     template.write_text("{{ messages }}", encoding="utf-8")
+    # It is refused before weights are read.
+    monkeypatch.setattr("lmcore.inference.load.allocate", Mock(side_effect=AssertionError))
     with pytest.raises(ConfigError, match="`--chat-template` cannot be used with the model"):
         serve(["--load", str(run), "--device", "cpu", "--chat-template", str(template)])
     with served("--load", str(run)) as (_, port, _lines):

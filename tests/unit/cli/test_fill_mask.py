@@ -198,3 +198,19 @@ def test_the_tokens_of_transformers(
     assert [one["id"] for one in found] == best.indices.tolist()
     shares = torch.tensor([one["probability"] for one in found])
     torch.testing.assert_close(shares, best.values, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("no mask", r"the text has no `\[MASK\]`"),
+        ("[MASK] " + "a " * 99, "a text has 102 tokens, and the model"),
+    ],
+)
+def test_texts_are_checked_before_weights_are_read(
+    bert_run: str, monkeypatch: pytest.MonkeyPatch, text: str, words: str
+) -> None:
+    """A text without a mask, or a too long one, costs no loading of a large model."""
+    monkeypatch.setattr("lmcore.generation.fill_mask.allocate", Mock(side_effect=AssertionError))
+    with pytest.raises(ConfigError, match=words):
+        run(["--load", bert_run, "--fill-mask", "--device", "cpu", "--prompt", text])

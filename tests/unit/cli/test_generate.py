@@ -412,6 +412,46 @@ class TestBadInput:
             run([*base, *flags])
         assert expected in caught.value.render()
 
+    @pytest.mark.parametrize(
+        "flags, expected",
+        [
+            (["--prompt", "x" * 33], "has 33 tokens, too many"),
+            (["--prompt", "x" * 30, "--tokens", "4"], "leaves no room for 4 more"),
+            (["--prompt", "\udcff"], "is not UTF-8"),
+            (["--retro-neighbors", "{folder}/n.jsonl", "--prompt", "x"], "it reads no neighbours"),
+            (["--json-schema", "{folder}/s.json", "--prompt", "x"], "schema cannot be used"),
+            (["--chat"], "has no chat template"),
+            (["--chat", "--chat-template", "{folder}/bad.jinja"], "is no valid template"),
+            (
+                ["--chat", "--chat-template", "{folder}/t.jinja", "--system-prompt", "x" * 33],
+                "`--system-prompt` has 33 tokens, too many",
+            ),
+        ],
+    )
+    def test_refused_before_weights_are_read(
+        self,
+        run_directory: str,
+        flags: list[str],
+        expected: str,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """An error of settings or tokenizer costs no loading of a large model."""
+        (tmp_path / "n.jsonl").write_text('["a"]\n')
+        (tmp_path / "s.json").write_text('{"type": "nonesuch"}')
+        (tmp_path / "bad.jinja").write_text("{% if %}")
+        (tmp_path / "t.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+        monkeypatch.setattr("lmcore.inference.load.allocate", Mock(side_effect=AssertionError))
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"hello\n")))
+        with pytest.raises(ConfigError) as caught:
+            run(
+                [
+                    *("--load", run_directory, "--device", "cpu"),
+                    *(flag.format(folder=tmp_path) for flag in flags),
+                ]
+            )
+        assert expected in caught.value.render()
+
     def test_load_is_required(self) -> None:
         """Without `--load` there is no model."""
         with pytest.raises(ConfigError, match="`--load` is required"):

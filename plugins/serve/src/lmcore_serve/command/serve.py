@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -277,6 +277,7 @@ def _loaded(
     runtime: Runtime,
     plugins: PluginSet,
     model: GivenModel,
+    check: Callable[[LoadedModel], None] | None = None,
 ) -> AbstractContextManager[LoadedModel | None]:
     """Load a model; see `loaded_model`."""
     return loaded_model(
@@ -287,6 +288,7 @@ def _loaded(
         plugins,
         rows=section.max_requests,
         require=lambda shape: model.require(dataclasses.asdict(shape)),
+        check=check,
     )
 
 
@@ -301,34 +303,46 @@ def _served(
     model: GivenModel,
 ) -> Iterator[ServedModel]:
     """Load a model and start its service."""
-    from lmcore.generation.chat.template import ChatTemplate
-    from lmcore.generation.text.prompt import source_and_prompt
     from lmcore_serve.served_model import ServedModel
     from lmcore_serve.service import Service
 
-    with _loaded(section, checkpoint, plan, runtime, plugins, model) as loaded:
+    def check(described: LoadedModel) -> None:
+        _template(section, checkpoint, described)
+
+    with _loaded(section, checkpoint, plan, runtime, plugins, model, check) as loaded:
         assert loaded is not None
-        if loaded.reads_neighbors:
-            raise ConfigError(
-                f"the model of `{checkpoint}` is not served",
-                why="its texts have neighbours, which no interface takes",
-                hint="generate with `lmcore generate --retro-neighbors FILE`",
-            )
-        if loaded.reads_source:
-            if section.chat_template is not None:
-                raise ConfigError(
-                    f"`--chat-template` cannot be used with the model of `{checkpoint}`",
-                    why="it has an encoder, and answers each prompt by itself",
-                    hint="leave it out",
-                )
-            source_and_prompt(loaded.tokenizer, ())  # a tokenizer that cannot fails before serving
-            template: ChatTemplate | None = None
-        elif section.chat_template is not None:
-            template = ChatTemplate.from_file(section.chat_template, loaded.tokenizer)
-        else:
-            template = ChatTemplate.of(loaded.tokenizer)
+        template = _template(section, checkpoint, loaded)
         service = Service(loaded, max_running=section.max_requests, max_waiting=section.max_waiting)
         yield ServedModel(name, loaded, service, template, _facts(loaded, runtime, template))
+
+
+def _template(section: ServeSection, checkpoint: Path, loaded: LoadedModel) -> ChatTemplate | None:
+    """Return the chat template of a model; None if it has none.
+
+    Raises:
+        ConfigError: The model is not served, or its tokenizer or the options do not fit it.
+    """
+    from lmcore.generation.chat.template import ChatTemplate
+    from lmcore.generation.text.prompt import source_and_prompt
+
+    if loaded.reads_neighbors:
+        raise ConfigError(
+            f"the model of `{checkpoint}` is not served",
+            why="its texts have neighbours, which no interface takes",
+            hint="generate with `lmcore generate --retro-neighbors FILE`",
+        )
+    if loaded.reads_source:
+        if section.chat_template is not None:
+            raise ConfigError(
+                f"`--chat-template` cannot be used with the model of `{checkpoint}`",
+                why="it has an encoder, and answers each prompt by itself",
+                hint="leave it out",
+            )
+        source_and_prompt(loaded.tokenizer, ())  # a tokenizer that cannot fails before serving
+        return None
+    if section.chat_template is not None:
+        return ChatTemplate.from_file(section.chat_template, loaded.tokenizer)
+    return ChatTemplate.of(loaded.tokenizer)
 
 
 def _facts(
