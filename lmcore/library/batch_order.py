@@ -7,7 +7,7 @@ import copy
 import itertools
 import json
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,7 +22,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from lmcore.base.errors import ConfigError, RunError
+from lmcore.base.errors import ConfigError, RunError, counted
 from lmcore.base.threads import periodically
 
 if TYPE_CHECKING:
@@ -36,8 +36,10 @@ __all__ = [
     "Share",
     "checked_to_end",
     "drops_last",
+    "length_of",
     "ranks_share",
     "replace_order",
+    "require_a_round",
     "rounds",
     "seed_of",
     "sharding_sampler",
@@ -77,6 +79,26 @@ def drops_last(loader: Any) -> bool:
     """Return True if a loader leaves out its last batch where that is incomplete."""
     own = getattr(loader, "drop_last", False)
     return getattr(getattr(loader, "batch_sampler", None), "drop_last", own) is True
+
+
+def length_of(value: Any) -> int | None:
+    """Return the length; None if there is none."""
+    try:
+        return len(value) if isinstance(value, Sized) else None
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def require_a_round(loader: DataLoader[Any], size: int) -> None:
+    """Raise if `drop_last` leaves out all batches, as there are fewer than ranks."""
+    count = length_of(loader)
+    if drops_last(loader) and count is not None and 0 < count < size:
+        raise ConfigError(
+            f"the loader has {counted(count, 'batch', 'batches')} for {size} ranks",
+            why="with `drop_last=True` a round that has no batch for each rank is left out: no "
+            "batch would remain",
+            hint="use a smaller `batch_size`, or `drop_last=False`",
+        )
 
 
 @dataclass
@@ -172,6 +194,11 @@ class RankOrder:
             # in a collective.
             for setting in ("num_workers", "prefetch_factor"):
                 self.description[setting] = getattr(loader, setting)
+
+    @property
+    def is_seeded(self) -> bool:
+        """True if the seed and the number of the epoch decide the order."""
+        return self._seeded is not None
 
     def begin(self, epoch: int, turn: int, share: Share) -> None:
         """Set the number of the epoch that is iterated next, of its exchange, and its record."""

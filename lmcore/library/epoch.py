@@ -20,21 +20,30 @@ class Epoch:
         total: Number of batches; None if it is unknown.
         share: Record of the samples that are repeated in it.
         recent: Record of the epochs of a session.
+        taken: Number of batches that were taken before *batches*.
 
     Attributes:
+        taken: Number of batches that have been taken.
+        is_over: True if all have been taken, and the end was seen.
         block: Number of blocks of gradient accumulation that had begun when the last batch was
             taken.
         in_use: True while a batch is in use: from its iteration to the end of the epoch.
     """
 
     def __init__(
-        self, batches: Iterator[Any], total: int | None, share: Share, recent: RecentEpochs
+        self,
+        batches: Iterator[Any],
+        total: int | None,
+        share: Share,
+        recent: RecentEpochs,
+        taken: int = 0,
     ) -> None:
         self.block = 0
+        self.taken = taken
+        self.is_over = False
         self.in_use = False
         self._batches, self._total = batches, total
         self._share, self._recent = share, recent
-        self._taken = 0
         self._peeked: list[Any] = []
 
     def __iter__(self) -> Iterator[Any]:
@@ -42,10 +51,14 @@ class Epoch:
 
     def __next__(self) -> Any:
         self.in_use = False
-        batch = self._peeked.pop() if self._peeked else next(self._batches)
-        if batch is EPOCH_END:
-            batch = next(self._batches)
-        self._taken += 1
+        try:
+            batch = self._peeked.pop() if self._peeked else next(self._batches)
+            if batch is EPOCH_END:
+                batch = next(self._batches)
+        except StopIteration:
+            self.is_over = True
+            raise
+        self.taken += 1
         self.in_use = True
         self._recent.add(self)
         return batch
@@ -53,7 +66,7 @@ class Epoch:
     def is_last(self) -> bool:
         """Return True if the batch in use is the last one."""
         if not self.in_use or self._total is not None:
-            return self.in_use and self._taken == self._total
+            return self.in_use and self.taken == self._total
         if not self._peeked:
             try:
                 self._peeked.append(next(self._batches))

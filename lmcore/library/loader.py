@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import functools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
@@ -30,7 +30,7 @@ from torch.utils.data import (
     IterableDataset,
 )
 
-from lmcore.base.errors import ConfigError, RunError, counted
+from lmcore.base.errors import ConfigError, RunError
 from lmcore.data.loading.device_prefetch import BatchCopier, CopiedAhead, copies_ahead
 from lmcore.data.loading.nested import map_tensors, to_device
 from lmcore.library.batch_order import (
@@ -38,13 +38,23 @@ from lmcore.library.batch_order import (
     Share,
     checked_to_end,
     drops_last,
+    length_of,
     ranks_share,
     replace_order,
+    require_a_round,
     rounds,
     seed_of,
     sharding_sampler,
 )
 from lmcore.library.epoch import Epoch, RecentEpochs
+from lmcore.library.position import (
+    Position,
+    order_of,
+    random_states_at_begin,
+    random_states_of,
+    rest_of,
+    without_first,
+)
 
 if TYPE_CHECKING:
     from lmcore.runtime.runtime import Runtime
@@ -144,7 +154,7 @@ class ShardedLoader:
             if self._indexed:
                 self._reads_all = False
                 self._order = RankOrder(loader, self._processes, seed)
-                _require_a_round(loader, self._processes.rank.world_size)
+                require_a_round(loader, self._processes.rank.world_size)
             # The user's generator is kept; else the processes of a map-style dataset draw other
             # numbers on each rank, and those of a stream, which all ranks read, the same.
             self._generator = torch.Generator() if loader.generator is None else None
@@ -152,6 +162,11 @@ class ShardedLoader:
         if shard and isinstance(loader, DataLoader) and not self._indexed:
             self._source = shared_by_workers(cast("DataLoader[Any]", self._source))
         self._current: ReferenceType[Epoch] | None = None
+        own = self._processes is not None and not self._reads_all and self._order is None
+        decides = seed if self._order is not None and self._order.is_seeded else None
+        self._order_name = order_of(loader, decides, indexed=self._indexed, shards_itself=own)
+        self._random = random_states_of(loader)
+        self._resumed: Position | None = None
 
     def __len__(self) -> int:
         """Return the number of batches of this rank in an epoch.
@@ -176,10 +191,74 @@ class ShardedLoader:
         """
         total = len(self) if self._counts_batches() else None
         share = Share(padding=_padding(self._sampler, self._loader))
-        batches = iter(self._source) if self._processes is None else self._begin(share)
-        epoch = Epoch(self._on_device(batches), total, share, self._recent)
+        resumed, self._resumed = self._resumed, None
+        taken = 0 if resumed is None else resumed.taken
+        if resumed is None or not taken:
+            self._random = random_states_of(self._loader)
+            batches = self._begin(share, self._source)
+        else:
+            self._random = dict(resumed.random)
+            source, rest = rest_of(self._source, taken, indexed=self._indexed)
+            with random_states_at_begin(self._loader, self._random):
+                batches = self._begin(share, source)
+                if rest is not None:
+                    rest.draw()
+                else:
+                    batches = without_first(batches, taken)
+        epoch = Epoch(self._on_device(batches), total, share, self._recent, taken)
         self._current = ref(epoch)
         return epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position in the order of batches, for `rt.save(..., batches=batches)`.
+
+        A batch that was taken counts as used.  After the end of an epoch, or after `break`, the
+        position is the beginning of the next one.
+        """
+        own = getattr(self._source, "state_dict", None)
+        if callable(own):
+            return own()  # type: ignore[no-any-return]
+        if self._resumed is not None:
+            return vars(self._resumed) | {"random": dict(self._resumed.random)}
+        epoch = self._current() if self._current is not None else None
+        is_within = epoch is not None and not epoch.is_over
+        number = _last_epochs.get(self._loader) if isinstance(self._loader, DataLoader) else None
+        if number is not None and (self._processes is None or not is_within):
+            number += 1
+        return {
+            "epoch": number,
+            "taken": epoch.taken if epoch is not None and is_within else 0,
+            "ranks": self._ranks,
+            "batches": self._num_batches(),
+            "order": self._order_name,
+            "random": dict(self._random),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Begin the next epoch at a position, as `rt.load(..., batches=batches)` does.
+
+        Args:
+            state: Result of `state_dict`, in this run or an earlier one.
+
+        Raises:
+            ConfigError: The position is of a loader with another order of batches.
+        """
+        own = getattr(self._source, "load_state_dict", None)
+        if callable(own):
+            own(state)
+            return
+        found = Position.from_state(state)
+        self._resumed = found.in_loader(self._ranks, self._num_batches(), self._order_name)
+        if found.epoch is not None:
+            self.set_epoch(found.epoch)
+
+    @property
+    def _ranks(self) -> int:
+        return 1 if self._processes is None else self._processes.rank.world_size
+
+    def _num_batches(self) -> int | None:
+        """Return the number of batches in an epoch of all ranks; None if it is unknown."""
+        return length_of(self._loader) if self._counts_batches() else None
 
     @property
     def is_last(self) -> bool:
@@ -200,6 +279,8 @@ class ShardedLoader:
         """
         if operator.index(epoch) < 0:
             raise ValueError(f"an epoch cannot have the number {epoch}")
+        if self._resumed is not None and self._resumed.epoch not in (None, epoch):
+            self._resumed = None  # another epoch than the one of the checkpoint
         if not isinstance(self._loader, DataLoader):
             _pass_on(epoch, self._loader)
             return
@@ -220,13 +301,19 @@ class ShardedLoader:
         """Return True if the length is known, and not only the estimate of a stream."""
         if isinstance(self._loader, DataLoader) and not self._indexed:
             return False
-        return _length(self) is not None
+        return length_of(self) is not None
 
-    def _begin(self, share: Share) -> Iterator[Any]:
-        """Return this rank's batches of an epoch on the host; all ranks must call it."""
+    def _begin(self, share: Share, source: Iterable[Any]) -> Iterator[Any]:
+        """Return this rank's batches of an epoch on the host; all ranks must call it.
+
+        Args:
+            share: Record of this rank's share of the epoch.
+            source: The loader of the batches, or of the rest of them.
+        """
         from lmcore.runtime.process.consistency import check_equal
 
-        assert self._processes is not None
+        if self._processes is None:
+            return iter(source)
         if not self._recent.is_open:
             raise ConfigError(
                 "the session of a loader has ended", hint="call `lmcore.start` for a new one"
@@ -246,7 +333,7 @@ class ShardedLoader:
             self._generator.manual_seed(seed_of(self._seed, epoch, *own))
         if self._order is not None:
             self._order.begin(epoch, turn, share)
-        batches = iter(self._source)
+        batches = iter(source)
         if self._reads_all:
             keep = functools.partial(map_tensors, function=Tensor.clone)
             dropping = drops_last(self._loader)
@@ -261,9 +348,9 @@ class ShardedLoader:
         """Return the settings that must be equal on all ranks, by their names for messages."""
         found: dict[str, Any] = {"kind": type(self._loader).__name__}
         if self._counts_batches():
-            found["number of batches"] = _length(self._loader)
+            found["number of batches"] = length_of(self._loader)
         if self._indexed:
-            found["number of samples"] = _length(self._source.dataset)  # type: ignore[attr-defined]
+            found["number of samples"] = length_of(self._source.dataset)  # type: ignore[attr-defined]
         return found | (self._order.description if self._order is not None else {})
 
     def _next_epoch(self) -> int:
@@ -299,26 +386,6 @@ def _pass_on(epoch: int, *parts: Any) -> None:
     for part in {id(part): part for part in parts}.values():
         if hasattr(part, "set_epoch"):
             part.set_epoch(epoch)
-
-
-def _length(value: Any) -> int | None:
-    """Return the length; None if there is none."""
-    try:
-        return len(value) if isinstance(value, Sized) else None
-    except (TypeError, NotImplementedError):
-        return None
-
-
-def _require_a_round(loader: DataLoader[Any], size: int) -> None:
-    """Raise if `drop_last` leaves out all batches, as there are fewer than ranks."""
-    count = _length(loader)
-    if drops_last(loader) and count is not None and 0 < count < size:
-        raise ConfigError(
-            f"the loader has {counted(count, 'batch', 'batches')} for {size} ranks",
-            why="with `drop_last=True` a round that has no batch for each rank is left out: no "
-            "batch would remain",
-            hint="use a smaller `batch_size`, or `drop_last=False`",
-        )
 
 
 def _require_batches(loader: Any) -> None:

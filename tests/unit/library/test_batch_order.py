@@ -509,3 +509,44 @@ def test_metrics_have_each_sample_once(ranks: Any, name: str, size: int) -> None
                 assert {*samples} == {*wanted} or "dropped" in name
             else:
                 assert samples == wanted, (rank, count)
+
+
+@pytest.mark.parametrize("size, later", [(2, 2), (3, 3), (3, 2), (2, 3)])
+@pytest.mark.parametrize("kind", ["shuffled", "stream"])
+def test_an_epoch_goes_on_with_other_ranks(ranks: Any, kind: str, size: int, later: int) -> None:
+    """The rest has each batch that was not taken once, also with other ranks."""
+
+    def loader() -> Any:
+        samples = list(range(36))
+        if kind == "stream":
+            return [torch.tensor(samples[at : at + 2]) for at in range(0, 36, 2)]
+        return DataLoader(samples, 2, shuffle=True)
+
+    def begin(rendezvous: Any) -> Any:
+        batches = shard_loader(loader(), runtime(rendezvous), seed=SEED)
+        if kind == "shuffled":
+            values(list(batches))
+        taken, rest, state = [], [], {}
+        for number, batch in enumerate(batches, start=1):
+            (taken if number <= 6 // size else rest).extend(batch.tolist())
+            if number == 6 // size:
+                state = batches.state_dict()
+        return taken, rest, state
+
+    begun = ranks(begin, size)
+    state = begun[0][2]
+
+    def go_on(rendezvous: Any) -> Any:
+        batches = shard_loader(loader(), runtime(rendezvous), seed=SEED)
+        batches.load_state_dict(state)
+        rest = [number for batch in batches for number in batch.tolist()]
+        return rest, len(list(batches))
+
+    found = ranks(go_on, later)
+    if size == later:
+        assert [rest for rest, _ in found] == [rest for _, rest, _ in begun]
+    taken = {number for own, _, _ in begun for number in own}
+    left = [number for rest, _ in found for number in rest]
+    assert len(taken) == 12
+    assert sorted(left) == sorted(set(range(36)) - taken)
+    assert {number for _, number in found} == {18 // later}
