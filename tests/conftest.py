@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import signal
 
-from suite.fixtures import no_waiting_for_the_disk, shared_data
+from suite.fixtures import no_waiting_for_the_disk, one_trial_of_each_plugin, shared_data
 from suite.warm import load_cpu_extension
 
-__all__ = ["no_waiting_for_the_disk", "shared_data"]
+__all__ = ["no_waiting_for_the_disk", "one_trial_of_each_plugin", "shared_data"]
 
 
 def pytest_configure() -> None:

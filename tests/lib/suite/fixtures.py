@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from suite.trials import remember_trials
 from suite.warm import check_open
 
-__all__ = ["no_waiting_for_the_disk", "shared_data"]
+__all__ = ["no_waiting_for_the_disk", "one_trial_of_each_plugin", "shared_data"]
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -24,6 +25,12 @@ def no_waiting_for_the_disk() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", check_open)
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_trial_of_each_plugin() -> None:
+    """Try installed plugins once in this process; see `suite.trials`."""
+    remember_trials()
 
 
 @pytest.fixture(scope="session")

@@ -43,6 +43,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from suite.trials import remember_trials, try_ahead
+
 PRELOADED = (
     "torch",
     "torch.distributed.checkpoint",
@@ -267,11 +269,16 @@ def load_cpu_extension() -> None:
 def _serve(orders: socket.socket) -> None:
     """Fork for each order until the client is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the client
+    own = _path_variable(os.environ)
+    paths = [path for path in sys.path if path not in own]
+    remember_trials()
+    sys.path[:] = paths
+    try_ahead()
+    sys.path[:] = [*own, *paths]
     _import(PRELOADED)
     load_cpu_extension()
     os.fsync = check_open
-    own = _path_variable(os.environ)
-    sys.path[:] = paths = [path for path in sys.path if path not in own]
+    sys.path[:] = paths
     while True:
         head, streams, _, _ = socket.recv_fds(orders, _LENGTH.size, 3)
         if len(head) != _LENGTH.size:
