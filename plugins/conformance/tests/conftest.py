@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from suite import calls, warm
 from suite.environment import new_environment, throwaway_environment
+from suite.fixtures import one_trial_of_each_plugin
 
 from lmcore.plugin.isolation import subprocess_call as isolated
 
 if TYPE_CHECKING:
     from lmcore_conformance.op.run_shapes import RunShapes
 
-__all__ = ["new_environment", "throwaway_environment"]
+__all__ = ["new_environment", "one_trial_of_each_plugin", "throwaway_environment"]
 
 FAKE = Path(__file__).parent / "fake"
 EXTRA = Path(__file__).parent / "extra"

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from bpe_files import write_bpe_files
 from example_plugins import installed
-from suite.fixtures import no_waiting_for_the_disk, shared_data
+from suite.fixtures import no_waiting_for_the_disk, one_trial_of_each_plugin, shared_data
 
-__all__ = ["no_waiting_for_the_disk", "shared_data"]
+__all__ = ["no_waiting_for_the_disk", "one_trial_of_each_plugin", "shared_data"]
 
 SOURCES = Path(__file__).resolve().parents[1] / "src"
 

@@ -2,7 +2,7 @@
 
 A command loads and probes every plugin in a copy of its process first.  Copies of a process that
 has imported torch took a quarter of the time of the tests that run commands.  The results are the
-same as long as the entry points, the import path and the variables are.
+same as long as the entry points and the variables are.
 """
 
 from __future__ import annotations
@@ -11,32 +11,41 @@ import importlib.metadata
 import os
 import sys
 from collections.abc import Hashable, Mapping, Sequence
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, PathDistribution
 from pathlib import Path
 from typing import Any
 
 from lmcore.plugin import discovery
 
-_UNREAD = ("COLUMNS", "HOME", "LINES", "NO_COLOR", "OMP_", "PWD", "PYTEST_", "PYTHON", "TERM")
-"""Beginnings of variables that no plugin's probe reads; the import path is compared itself."""
+HOMES = (sys.prefix, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))
+"""Folders in which plugins were installed before tests added their own."""
+_UNREAD = ("COLUMNS", "FAKE", "HOME", "LINES", "NO_COLOR", "OMP_", "PWD", "PYTEST_", "PYTHON")
+"""Beginnings of variables that no installed plugin's probe reads."""
 
 
-def remember_trials() -> None:
+def remember_trials(homes: Sequence[str] = HOMES) -> None:
     """Have `discover` try installed plugins once in this process, and in those that it forks.
 
-    Plugins of tests, whose modules are not installed, are tried each time.
+    Args:
+        homes: Folders in which plugins are installed; others, of tests, are tried each time.
     """
+
+    def is_installed(point: EntryPoint) -> bool:
+        if not isinstance(point.dist, PathDistribution):
+            return False
+        place = Path(str(point.dist.locate_file("")))
+        return any(place.is_relative_to(home) for home in homes)
+
     found: dict[Hashable, Any] = {}
     real = discovery._try_in_copy
 
     def tried(points: Sequence[EntryPoint], env: Mapping[str, str], *, probe: bool) -> Any:
-        if not all(map(_is_installed, points)):
-            return real(points, env, probe=probe)
         read = frozenset((name, env[name]) for name in env if not name.startswith(_UNREAD))
-        key = (*points, probe, read, *sys.path)
-        if key not in found:
-            found[key] = real(points, env, probe=probe)
-        return found[key]
+        keys = {point.name: (point, probe, read) for point in points if is_installed(point)}
+        known = {name: found[key] for name, key in keys.items() if key in found}
+        trials = real([point for point in points if point.name not in known], env, probe=probe)
+        found.update({keys[name]: trial for name, trial in trials.items() if name in keys})
+        return known | trials
 
     discovery._try_in_copy = tried
 
@@ -49,8 +58,3 @@ def try_ahead() -> None:
     )
     for probe in (True, False):
         discovery._try_in_copy(points, os.environ, probe=probe)
-
-
-def _is_installed(point: EntryPoint) -> bool:
-    home = None if point.dist is None else Path(str(point.dist.locate_file("")))
-    return home is not None and home.is_relative_to(sys.prefix)

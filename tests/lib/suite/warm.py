@@ -43,7 +43,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from suite.trials import remember_trials, try_ahead
+from suite.trials import HOMES, remember_trials, try_ahead
 
 PRELOADED = (
     "torch",
@@ -187,7 +187,7 @@ class _Server:
         paths = [str(Path(__file__).parents[1]), *_path_variable(os.environ)]
         self.env = {**os.environ, **THREADS, "PYTHONPATH": os.pathsep.join(paths)}
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "suite.warm", str(peer.fileno())],
+            [sys.executable, "-P", "-m", "suite.warm", str(peer.fileno()), *HOMES],
             env=self.env,
             pass_fds=[peer.fileno()],
             stdin=subprocess.DEVNULL,
@@ -266,19 +266,16 @@ def load_cpu_extension() -> None:
         ipex.load_operators()
 
 
-def _serve(orders: socket.socket) -> None:
-    """Fork for each order until the client is gone."""
+def _serve(orders: socket.socket, homes: Sequence[str]) -> None:
+    """Fork for each order until the client is gone; *homes* are those of `remember_trials`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the client
-    own = _path_variable(os.environ)
-    paths = [path for path in sys.path if path not in own]
-    remember_trials()
-    sys.path[:] = paths
+    remember_trials(homes)
     try_ahead()
-    sys.path[:] = [*own, *paths]
     _import(PRELOADED)
     load_cpu_extension()
     os.fsync = check_open
-    sys.path[:] = paths
+    own = _path_variable(os.environ)
+    sys.path[:] = paths = [path for path in sys.path if path not in own]
     while True:
         head, streams, _, _ = socket.recv_fds(orders, _LENGTH.size, 3)
         if len(head) != _LENGTH.size:
@@ -448,4 +445,4 @@ def _end_with(body: Any) -> NoReturn:
 if __name__ == "__main__":
     from suite.warm import _serve as serve  # the module of this name, not `__main__`
 
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])

@@ -6,6 +6,7 @@ import dataclasses
 import threading
 import time
 import traceback
+import types
 
 import numpy as np
 import pytest
@@ -151,25 +152,30 @@ def test_close_ends_the_thread():
         next(loader)
 
 
-def test_wait_is_measured():
+def test_wait_is_measured(monkeypatch):
     """Time spent waiting for a slow dataset is counted, and none for a prepared batch."""
+    now, asked = [100.0], threading.Event()
+
+    def clock():
+        read = now[0]
+        asked.set()
+        return read
 
     class Slow(Counting):
         def __getitem__(self, i: int) -> np.ndarray:
-            time.sleep(0.02)
+            assert asked.wait(20)
+            now[0] += 3.0 if i < 2 else 0.0
             return super().__getitem__(i)
 
-    with BatchLoader(Slow(12), micro_batch_size=2, prefetch=1) as loader:
+    monkeypatch.setattr(loading, "time", types.SimpleNamespace(perf_counter=clock))
+    with BatchLoader(Slow(4), micro_batch_size=2, prefetch=1) as loader:
         next(loader)
-        assert loader.wait_seconds >= 0.03
-        waits = []
-        for _ in range(5):
-            while not loader._ready.full():
-                time.sleep(0.01)
-            before = loader.wait_seconds
-            next(loader)
-            waits.append(loader.wait_seconds - before)
-        assert min(waits) < 0.02  # the others where a busy machine held this thread up
+        assert loader.wait_seconds == 6.0
+        while not loader._ready.full():
+            time.sleep(0.001)
+        now[0] += 1.0
+        next(loader)
+        assert loader.wait_seconds == 6.0
 
 
 def test_pin_is_applied_to_every_tensor():
