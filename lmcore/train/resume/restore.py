@@ -101,7 +101,7 @@ def restore(
     reader = _Reader(resume, state, rows, channel)
     new = _new_head(plan, manifest) if asked.finetune else frozenset()
     if rows:
-        _warn_padding(manifest, plan)
+        _tell_padding(manifest, plan)
     if rows or new:
         state.parallel.initialize(seed)
     if asked.finetune:
@@ -343,20 +343,25 @@ def _modules(tensors: Collection[str]) -> str:
     return ", ".join(f"`{name}`" for name in sorted({name.split(".")[1] for name in tensors}))
 
 
-def _warn_padding(manifest: Manifest, plan: RunPlan) -> None:
-    """Log the changed padding of the vocabulary: the softmax of the loss includes its rows."""
+def _tell_padding(manifest: Manifest, plan: RunPlan) -> None:
+    """Log the changed padding of the vocabulary, as a warning if losses include its rows."""
     saved, now = manifest.model_shape["padded_vocab_size"], plan.padded_vocab_size
     what = "new rows get initial values" if now > int(saved or 0) else "the other rows are dropped"
+    training = plan.config.training
+    warns = training.include_padding_in_loss and not plan.config.checkpoint.finetune
     keeps = same_padding(manifest, plan)
+    losses = "; losses do not include them"
+    if training.include_padding_in_loss:
+        losses = ", and losses change, as the softmax includes all rows"
+        losses += f"; {keeps}" if keeps else ""
     logger.log(
-        logging.INFO if plan.config.checkpoint.finetune else logging.WARNING,
-        "the vocabulary of %d tokens is padded to %d rows, in the checkpoint to %s: %s, and losses "
-        "change, as the softmax includes all rows%s",
+        logging.WARNING if warns else logging.INFO,
+        "the vocabulary of %d tokens is padded to %d rows, in the checkpoint to %s: %s%s",
         plan.vocab_size,
         now,
         saved,
         what,
-        f"; {keeps}" if keeps else "",
+        losses,
         extra=ALL_RANKS,
     )
 

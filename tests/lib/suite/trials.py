@@ -24,7 +24,7 @@ _UNREAD = ("COLUMNS", "FAKE", "HOME", "LINES", "NO_COLOR", "OMP_", "PWD", "PYTES
 
 
 def remember_trials(homes: Sequence[str] = HOMES) -> None:
-    """Have `discover` try installed plugins once in this process, and in those that it forks.
+    """Have `discover` try installed plugins once in this process and its forks.
 
     Args:
         homes: Folders in which plugins are installed; others, of tests, are tried each time.

@@ -267,7 +267,7 @@ def load_cpu_extension() -> None:
 
 
 def _serve(orders: socket.socket, homes: Sequence[str]) -> None:
-    """Fork for each order until the client is gone; *homes* are those of `remember_trials`."""
+    """Fork for each order until the client is gone; *homes*: see `remember_trials`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the client
     remember_trials(homes)
     try_ahead()

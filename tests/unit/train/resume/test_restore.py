@@ -466,7 +466,8 @@ def test_other_padding(
         after, _ = resume(folder, order, flags)
     assert after.iteration == 3
     assert f"padded to {rows} rows, in the checkpoint to 264" in caplog.text
-    assert "`--make-vocab-size-divisible-by 264` keeps the checkpoint's" in caplog.text
+    assert caplog.text.count("; losses do not include them") == 1
+    assert "keeps the checkpoint's" not in caplog.text
     wanted, found = weights(before), weights(after)
     fresh, _ = resume(folder, order, f"{flags} --no-load-optim")
     for name, tensor in wanted.items():
@@ -480,6 +481,18 @@ def test_other_padding(
             new = weights(fresh)[name][264:]
             assert torch.equal(found[name][264:], new)
             assert not new.any(), "rows that only pad the vocabulary begin as zeros"
+
+
+def test_other_padding_in_the_loss(
+    trained: Any, resume: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Losses that include rows of padding change with their number, which is a warning."""
+    _, order, folder = trained("--include-padding-in-loss")
+    flags = "--include-padding-in-loss --make-vocab-size-divisible-by 64"
+    with caplog.at_level(logging.WARNING):
+        resume(folder, order, flags)
+    assert "losses change, as the softmax includes all rows" in caplog.text
+    assert "`--make-vocab-size-divisible-by 264` keeps the checkpoint's" in caplog.text
 
 
 def test_other_vocabulary(trained: Any, resume: Any) -> None:
