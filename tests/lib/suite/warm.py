@@ -266,11 +266,9 @@ def load_cpu_extension() -> None:
         ipex.load_operators()
 
 
-def _serve(orders: socket.socket, homes: Sequence[str]) -> None:
-    """Fork for each order until the client is gone; *homes*: see `remember_trials`."""
+def _serve(orders: socket.socket) -> None:
+    """Fork for each order until the client is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the client
-    remember_trials(homes)
-    try_ahead()
     _import(PRELOADED)
     load_cpu_extension()
     os.fsync = check_open
@@ -445,4 +443,6 @@ def _end_with(body: Any) -> NoReturn:
 if __name__ == "__main__":
     from suite.warm import _serve as serve  # the module of this name, not `__main__`
 
-    serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[2:])
+    remember_trials(sys.argv[2:])
+    try_ahead()
+    serve(socket.socket(fileno=int(sys.argv[1])))
