@@ -310,10 +310,10 @@ class ShardedLoader:
             share: Record of this rank's share of the epoch.
             source: The loader of the batches, or of the rest of them.
         """
-        from lmcore.runtime.process.consistency import check_equal
-
         if self._processes is None:
             return iter(source)
+        from lmcore.runtime.process.consistency import check_equal
+
         if not self._recent.is_open:
             raise ConfigError(
                 "the session of a loader has ended", hint="call `lmcore.start` for a new one"

@@ -437,6 +437,8 @@ class TestBadInput:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """An error of settings or tokenizer costs no loading of a large model."""
+        if "--json-schema" in flags:
+            peer("llguidance")
         (tmp_path / "n.jsonl").write_text('["a"]\n')
         (tmp_path / "s.json").write_text('{"type": "nonesuch"}')
         (tmp_path / "bad.jinja").write_text("{% if %}")
