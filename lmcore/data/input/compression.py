@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol, cast
 
 from lmcore.base.errors import DataError, MissingPackageError
+from lmcore.base.missing_path import missing_path_hint
 
 __all__ = [
     "BOM",
@@ -137,7 +138,10 @@ def open_input(source: str) -> Iterator[Opened]:
     except _DAMAGE as error:
         raise DamagedError(f"`{source}` is damaged", why=str(error), hint=_AGAIN) from None
     except OSError as error:
-        raise DataError(f"cannot read `{source}`", why=error.strerror or str(error)) from error
+        why, hint = error.strerror or str(error), missing_path_hint(source, None)
+        if isinstance(error, IsADirectoryError):
+            hint = f"give a file in it, as `{Path(source) / 'FILE'}`"
+        raise DataError(f"cannot read `{source}`", why=why, hint=hint) from error
 
 
 def blocks(opened: Opened, size: int) -> Generator[bytes, None, None]:

@@ -129,6 +129,14 @@ def test_wrong_tables(change: Any, message: str, tmp_path: Path) -> None:
     assert message in caught.value.what
 
 
+def test_a_folder_in_place_of_a_table(tmp_path: Path) -> None:
+    """The hint says that a file in it is read."""
+    with pytest.raises(DataError) as caught:
+        rows_of(BY_NAME["mnli"], tmp_path)
+    assert caught.value.why == "Is a directory"
+    assert caught.value.hint == f"give a file in it, as `{tmp_path}/FILE`"
+
+
 @pytest.mark.parametrize(
     "label,hint", [("-", "leave rows without"), ("", "leave rows without"), ("yes", "correct")]
 )
