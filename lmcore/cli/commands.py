@@ -33,7 +33,7 @@ COMMANDS: Mapping[str, tuple[Command, ...]] = {
         ),
         Command(
             "ask",
-            "Ask a server of `lmcore serve`, or of Megatron-LM, for text.",
+            "Send prompts to a running lmcore or Megatron-LM server.",
             package="lmcore-serve",
             extra="serve",
         ),
@@ -234,7 +234,7 @@ GROUPS: Mapping[str, tuple[Command, ...]] = {
         ),
         Command(
             "ops explain",
-            "Say which kernel a case of an op gets, and why not each other one.",
+            "Explain which kernel an op would use, and why the others were rejected.",
             "lmcore.cli.ops:explain",
         ),
     ),

@@ -150,7 +150,7 @@ class GenerateSection(LoadingSection):
         (), "Texts that end the generated text and are not part of it.", metavar="TEXT"
     )
     json_schema: str | None = option(
-        None, "File with a JSON schema: the generated text is JSON of it.", metavar="FILE"
+        None, "File with a JSON schema, to which the output is constrained.", metavar="FILE"
     )
     greedy: bool = option(False, "Always take the most probable token.")
     beam_width: int | None = option(

@@ -88,8 +88,8 @@ class LoadingSection(TokenizerSection):
     nproc_per_node: int | None = option(
         None,
         "Processes to start on this host: tensor-parallel times pipeline-parallel size; default: "
-        "so many if there are as many devices, else one. `lmcore evaluate` takes a multiple: "
-        "replicas, which divide the requests.",
+        "that number if enough devices are present, otherwise 1. `lmcore evaluate` takes a "
+        "multiple: replicas, which divide the requests.",
         minimum=1,
         maximum=4096,
     )

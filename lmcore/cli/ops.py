@@ -58,7 +58,7 @@ class ListSection:
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainSection(OpAttributes):
-    """Say which kernel a case of an op gets, and why not each other one."""
+    """Explain which kernel an op would use, and why the others were rejected."""
 
     name: str = option(REQUIRED, "The op.")
     dtype: str | None = option(

@@ -83,7 +83,7 @@ def _answer(plan: RunPlan, choices: tuple[ScheduleChoice, ...]) -> str | None:
     names = [choice.name for choice in choices if not choice.is_zero]
     if not names:
         return None
-    prompt = f"which one follows: {' or '.join(names)}? "
+    prompt = f"Which schedule should be used: {' or '.join(names)}? "
     sys.stderr.write(printable("\n".join(lines)) + "\n")
     while True:
         sys.stderr.write(prompt)

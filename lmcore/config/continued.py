@@ -102,7 +102,7 @@ class ContinuedRun:
         if not _is_run(run.directory):
             inside = subdirectories(run.directory, _is_run)
             raise ConfigError(
-                f"{shown}: no run is there",
+                f"{shown}: no run found",
                 why=f"it has neither `{SETTINGS_NAME}` nor `{_CHECKPOINTS_NAME}`"
                 + (", its subdirectories have" if inside else ""),
                 hint=f"did you mean `{inside[-1]}`?"

@@ -256,8 +256,8 @@ def test_the_model_of_the_checkpoint(train_once: Any, tmp_path: Path, capsys: An
     "make, words",
     [
         (lambda folder: None, "no such directory"),
-        (lambda folder: (folder / "runs").mkdir(), "no run is there"),
-        (lambda folder: (folder / "runs").write_text("x"), "no run is there"),
+        (lambda folder: (folder / "runs").mkdir(), "no run found"),
+        (lambda folder: (folder / "runs").write_text("x"), "no run found"),
         (lambda folder: (folder / "runs/checkpoints").mkdir(parents=True), "no checkpoint in"),
     ],
 )
@@ -336,7 +336,7 @@ def test_the_question_on_a_terminal(train_once: Any, copy_of: Any) -> None:
     os.close(ours)
     text = shown.decode()
     assert process.returncode == 0, text
-    assert text.count("which one follows: extend or restart?") == 2, text
+    assert text.count("Which schedule should be used: extend or restart?") == 2, text
     assert run.summary["iteration"] == 14
     rate = cosine(1, highest=0.01, warmup=0.5, decay=2)
     assert run.rows[12]["learning_rate"] == pytest.approx(rate)

@@ -165,7 +165,7 @@ def test_finetune_in_place_is_refused(train: Any, train_once: Any, copy_of: Any)
     before = (first.directory / "metrics.jsonl").read_bytes()
     refused = train("run", f"--train-iters 4 --finetune --load {first.directory}")
     assert refused.status == 2
-    assert "holds checkpoints of another run" in refused.err
+    assert "already contains another run" in refused.err
     assert (first.directory / "metrics.jsonl").read_bytes() == before
     tuned = train("tuned", f"--train-iters 3 --finetune --load {first.directory} --seed 9")
     assert tuned.status == 0, tuned.err

@@ -27,7 +27,7 @@ class PrepareSection(TokenizerSection, InputSection):
     tokenizer_type: str = option(REQUIRED, f"{TYPES}.", metavar="TYPE")
     vocab_size: int | None = option(None, "Vocabulary size of a NullTokenizer.", minimum=1)
     json_keys: tuple[str, ...] = option(
-        ("text",), "Keys whose text is tokenized, into one dataset each.", metavar="KEY"
+        ("text",), "JSON keys to tokenize; each becomes its own dataset.", metavar="KEY"
     )
     split_sentences: bool = option(
         False, "Store each sentence as a sequence, in PREFIX_KEY_sentence: for BERT, T5 and ICT."

@@ -65,22 +65,21 @@ class CheckpointSection:
     )
     save_interval_mins: float = option(
         10.0,
-        "Minutes between checkpoints, of which only those among the newest two are kept (but see "
-        "--keep-last), besides those of --save-interval; 0: none.",
+        "Save every N minutes; of these checkpoints only the two newest are kept (see "
+        "--keep-last); 0: never.",
         minimum=0,
         on_resume=FREE,
     )
     keep_last: int | None = option(
         None,
-        "Number of checkpoints to keep; a save deletes first those of --save-interval-mins, then "
-        "the oldest; default: the newest two, and all but those of --save-interval-mins.",
+        "Number of checkpoints to keep: a save first deletes checkpoints of --save-interval-mins, "
+        "then the oldest; default: the newest two, and all of --save-interval.",
         minimum=1,
         on_resume=FREE,
     )
     keep_every: int | None = option(
         None,
-        "Keep the checkpoints of steps that are multiples of this besides those of --keep-last; a "
-        "multiple of --save-interval.",
+        "Keep the checkpoint of every Nth step besides --keep-last; a multiple of --save-interval.",
         minimum=1,
         on_resume=FREE,
         needs=(_KEEP_LAST, _BY_STEPS),
@@ -94,7 +93,7 @@ class CheckpointSection:
     )
     async_save: bool = option(
         False,
-        "Write the checkpoints on the way in the background.",
+        "Write intermediate checkpoints in the background.",
         on_resume=FREE,
     )
     save_final: bool = option(

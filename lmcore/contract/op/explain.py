@@ -70,7 +70,7 @@ def kernel_rows(op: str, table: OpTable) -> list[str]:
         (impl.id, impl.plugin, str(impl.priority), ", ".join(sorted(impl.traits)))
         for impl in table.candidates(op)
     ]
-    cells.append((REFERENCE, "lmcore", "", "the meaning of the op"))
+    cells.append((REFERENCE, "lmcore", "", "reference implementation"))
     widths = [max(len(row[at]) for row in cells) for at in range(4)]
     return [
         f"{name:<{widths[0]}}  {plugin:<{widths[1]}}  {priority:>{widths[2]}}  {traits}".rstrip()

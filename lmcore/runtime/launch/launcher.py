@@ -453,6 +453,6 @@ def _in_short(worker: _Worker, shown: str) -> str:
     if worker.stopped:
         return "stopped by a signal, as by SIGSTOP or a debugger, and ended"
     if worker.ended is None:
-        return "still running, and ended"
+        return "still running; terminated"
     status = worker.status or 0
     return f"killed by {signal_name(-status)}" if status < 0 else f"exit status {status}"

@@ -135,13 +135,13 @@ class RunDirectory:
         """
         if goes_on or not self.has_checkpoints():
             return
-        path, why = self.path, "a new run would mix with it"
+        path, why = self.path, "their files would be mixed"
         hint = f"continue it by `{continue_command(path)}`, or choose another directory"
         if finetune:
             why = "fine-tuning is a new run, which would mix with it"
             hint = f"choose a new directory with `--save`; `{continue_command(path)}` continues "
             hint += "the run that is there"
-        raise ConfigError(f"`--save {path}` holds checkpoints of another run", why=why, hint=hint)
+        raise ConfigError(f"`--save {path}` already contains another run", why=why, hint=hint)
 
     def take_lock(self) -> None:
         """Take the lock, which keeps other runs out of the directory until `release`.

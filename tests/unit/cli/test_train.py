@@ -230,7 +230,7 @@ def test_corrected_run_takes_its_directory(here: Path, capsys: pytest.CaptureFix
     assert "NullTokenizer" in (here / "run/tokenizer/tokenizer.json").read_text()
     capsys.readouterr()
     assert main(arguments(f"{run} ByteTokenizer")) == 2
-    assert "holds checkpoints of another run" in capsys.readouterr().err
+    assert "already contains another run" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

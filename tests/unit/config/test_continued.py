@@ -57,7 +57,7 @@ def test_a_directory_of_runs(run: Path) -> None:
     Path("runs/logs").mkdir()
     Path("runs/b/checkpoints").mkdir(parents=True)
     os.utime("runs/b", (1, 1))
-    with pytest.raises(ConfigError, match="no run is there") as caught:
+    with pytest.raises(ConfigError, match="no run found") as caught:
         ContinuedRun.at("runs")
     assert caught.value.hint == f"did you mean `{run}`?"
     assert str(caught.value.why).endswith("its subdirectories have")

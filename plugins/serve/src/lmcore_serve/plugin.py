@@ -30,5 +30,5 @@ def lmcore_add_commands(registry: CommandRegistry) -> None:
     registry.add(
         "ask",
         "lmcore_serve.command.ask:run",
-        "Ask a server of `lmcore serve`, or of Megatron-LM, for text.",
+        "Send prompts to a running lmcore or Megatron-LM server.",
     )

@@ -277,7 +277,7 @@ def test_the_others_are_ended(
     assert time.monotonic() - begin < 20
     shown = capfd.readouterr().err
     assert "rank 1 of 2 ended with exit status 3, without an error message" in shown
-    assert "  rank 0: still running, and ended" in shown
+    assert "  rank 0: still running; terminated" in shown
     child = int((tmp_path / "child").read_text())
     end = time.monotonic() + 5
     while Path(f"/proc/{child}").exists() and time.monotonic() < end:

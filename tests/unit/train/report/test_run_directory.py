@@ -60,7 +60,7 @@ def occupied(path: Path) -> Path:
 def test_another_runs_directory(tmp_path: Path) -> None:
     """A directory with checkpoints belongs to its run: the message says how to continue it."""
     path = occupied(tmp_path / "run")
-    with pytest.raises(ConfigError, match="holds checkpoints of another run") as caught:
+    with pytest.raises(ConfigError, match="already contains another run") as caught:
         RunDirectory.create(str(path), "x", load=None)
     assert f"`lmcore train --continue {path}`" in str(caught.value.hint)
     other = occupied(tmp_path / "other")
@@ -71,7 +71,7 @@ def test_another_runs_directory(tmp_path: Path) -> None:
 def test_fine_tuning_into_the_runs_own_directory(tmp_path: Path) -> None:
     """The hint does not send the user back to the flags that were refused."""
     path = occupied(tmp_path / "run")
-    with pytest.raises(ConfigError, match="holds checkpoints") as caught:
+    with pytest.raises(ConfigError, match="already contains another run") as caught:
         RunDirectory.create(str(path), "x", load=None, finetune=True)
     assert "`--load" not in str(caught.value.hint)
     assert "new directory with `--save`" in str(caught.value.hint)

@@ -74,7 +74,7 @@ def test_anything_else(tmp_path: Path) -> None:
     """The error is the one for a path without a run."""
     assert not_a_run(tmp_path) is None
     assert not_a_run(tmp_path / "missing") is None
-    with pytest.raises(ConfigError, match="no run is there"):
+    with pytest.raises(ConfigError, match="no run found"):
         load_config(["--continue", str(tmp_path)], foreign_run=not_a_run)
 
 

@@ -70,7 +70,7 @@ class CompletionBody(SamplingBody):
         Field(
             ge=0,
             le=MAX_LOGPROBS,
-            description="Reply the log-probabilities of tokens, and of so many most probable ones.",
+            description="Return log-probabilities of the tokens and this many of the likeliest.",
         ),
     ] = None
     best_of: Annotated[int | None, Field(ge=1, description="As `n`, if it is given.")] = None

@@ -28,7 +28,7 @@ _EPILOG = """\
 
 @dataclass(frozen=True)
 class AskSection:
-    """Ask a server of `lmcore serve`, or of Megatron-LM, for text."""
+    """Send prompts to a running lmcore or Megatron-LM server."""
 
     address: str = option(REQUIRED, "Server, such as localhost:5000 or https://HOST/PATH.")
     prompt: str | None = option(
