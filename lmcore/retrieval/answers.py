@@ -62,7 +62,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
                 if text := line.decode().strip():
                     yield number, text
     except (OSError, UnicodeDecodeError) as error:
-        hint = missing_path_hint(path)
+        hint = missing_path_hint(path, None)
         raise DataError(f"cannot read `{path}`", why=unreadable(error), hint=hint) from error
 
 

@@ -18,7 +18,7 @@ import torch
 
 from lmcore.base.errors import CheckpointError, MissingPackageError
 from lmcore.conversion.loading.checkpoint_tokenizer import NO_CHOICE
-from lmcore.data.tokenizer.file_tokenizer import plain_ids
+from lmcore.data.tokenizer.file_tokenizer import plain_batch
 from lmcore.families.bert.model import Bert
 from lmcore.families.ict.model import Biencoder
 from lmcore.families.ict.samples import text_vocabulary
@@ -246,7 +246,7 @@ def _encoded(
     first, last = special
     return [
         np.array([first, *ids[: longest - 2], last], dtype=np.int64)
-        for ids in (plain_ids(tokenizer, text) for text in texts)
+        for ids in plain_batch(tokenizer, texts)
     ]
 
 

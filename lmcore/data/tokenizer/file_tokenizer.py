@@ -26,6 +26,7 @@ __all__ = [
     "FileTokenizer",
     "SpecialIds",
     "added_around",
+    "plain_batch",
     "plain_ids",
     "read_bounded",
     "refuse_surrogates",
@@ -129,6 +130,13 @@ def plain_ids(tokenizer: Tokenizer, text: str) -> list[int]:
     before, after = added_around(tokenizer)
     ids = list(tokenizer.encode(text))
     return ids[len(before) : len(ids) - len(after)]
+
+
+def plain_batch(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    """Return `plain_ids` of each text; many are encoded faster together."""
+    before, after = added_around(tokenizer)
+    encoded = tokenizer.encode_batch(list(texts))
+    return [ids[len(before) : len(ids) - len(after)].tolist() for ids in encoded]
 
 
 def spellings(tokenizer: Tokenizer) -> tuple[str, ...]:

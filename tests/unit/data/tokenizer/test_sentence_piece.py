@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from lmcore.base.errors import ConfigError, DataError, MissingPackageError
 from lmcore.data.tokenizer import build_tokenizer, special_ids, spellings
-from lmcore.data.tokenizer.file_tokenizer import added_around, plain_ids
+from lmcore.data.tokenizer.file_tokenizer import added_around, plain_batch, plain_ids
 
 T5, GPT, LLAMA = "SentencePieceTokenizer", "GPTSentencePieceTokenizer", "Llama2Tokenizer"
 PIECES = ["<extra_id_0>", "<extra_id_1", "<CLS>", "<EOD>", "</s>", "<pad>", "<s>", " ", "the", "\n"]
@@ -45,6 +45,7 @@ def test_ids_of_a_text_alone(llama_model: str) -> None:
     assert added_around(tokenizer) == ((special_ids(tokenizer).bos,), ())
     for text in ("a b", ""):
         assert plain_ids(tokenizer, text) == library(llama_model).encode(text)
+    assert plain_batch(tokenizer, ["a b", ""]) == [library(llama_model).encode("a b"), []]
     bare = build_tokenizer("Llama2Tokenizer", tokenizer_model=llama_model, add_special_tokens=False)
     assert added_around(bare) == ((), ())
 
